@@ -1,7 +1,7 @@
 """Every error raised on purpose, and the status it travels as.
 
     HeadwayError
-    +-- InvalidInput    INVALID_ARGUMENT     400   the caller must change the request or the file; the message says where
+    +-- InvalidInput    INVALID_ARGUMENT     400   the caller must change what it gave; the message says where
     +-- NotFound        NOT_FOUND            404
     +-- AlreadyExists   ALREADY_EXISTS       409   the name is taken
     +-- StaleVersion    FAILED_PRECONDITION  409   a newer policy or leader exists; the message names the current one
@@ -14,6 +14,7 @@ Anything else is a bug: INTERNAL / 500 to the caller, a traceback in the log.
 """
 
 from typing import ClassVar
+
 
 class HeadwayError(Exception):
     """An error that the caller can act on: one clear line, no traceback."""

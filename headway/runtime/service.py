@@ -1,0 +1,132 @@
+"""The door through which every service starts: command line, signals, readiness, exit codes.
+
+A service is an `async with` block, `run(config, placement)`, that yields when it is ready. Production, the local
+launcher, compose and the tests all start it through that block.
+
+    exit 0   ended by itself, or by SIGTERM / SIGINT, after a clean end
+    exit 2   an error raised on purpose (HeadwayError): one line on stderr says what to do
+    exit 1   a bug: a traceback on stderr
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from headway.config import ExperimentConfig, load_experiment
+from headway.errors import HeadwayError
+from headway.runtime.logs import configure_logging
+from headway.runtime.supervisor import Supervisor
+
+READY_PREFIX = "HEADWAY_READY "
+EXIT_MISTAKE = 2
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a process lives."""
+
+    name_resolve: str = ""
+    """Addresses of name-resolve, "host:port", separated by commas; empty for name-resolve itself."""
+    instance: str = "0"
+    """Unique among the replicas of a service."""
+    host: str = "127.0.0.1"
+    """Address to bind."""
+    advertise: str = ""
+    """Address that others dial; empty: the host."""
+    grpc_port: int = 0
+    """0: any free one."""
+    http_port: int = 0
+    run_dir: Path = Path("runs")
+    """The run's folder: resolved config, logs."""
+
+    def address(self, port: int) -> str:
+        """What others dial to reach `port` here."""
+        return f"{self.advertise or self.host}:{port}"
+
+
+@dataclass
+class Running:
+    """A service that is ready."""
+
+    supervisor: Supervisor
+    """Ends when the service has done what it is for; raises its first failure."""
+    ports: dict[str, int] = field(default_factory=dict)
+    """Bound ports by protocol: "grpc", "http"."""
+
+
+Run = Callable[[ExperimentConfig, Placement], AbstractAsyncContextManager[Running]]
+
+
+def main(service: str, run: Run, argv: Sequence[str] | None = None) -> None:
+    """Run a service as this process, and end the process."""
+    arguments = _parse(service, argv)
+    placement = _placement_of(arguments)
+    configure_logging(service, placement.instance)
+    try:
+        config = load_experiment(arguments.config, arguments.override)
+        uvloop.run(_serve(service, run, config, placement))
+    except HeadwayError as error:
+        log.error("%s", error)
+        sys.exit(EXIT_MISTAKE)
+
+
+async def _serve(service: str, run: Run, config: ExperimentConfig, placement: Placement) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopped = asyncio.ensure_future(stop.wait())
+    async with run(config, placement) as running:
+        ready = {"service": service, "instance": placement.instance, "ports": running.ports}
+        print(f"{READY_PREFIX}{json.dumps(ready)}", flush=True)
+        ended = asyncio.ensure_future(running.supervisor.wait())
+        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        log.info("stopping: %s", "finished" if ended.done() else "asked to")
+        ended.cancel()
+    stopped.cancel()
+
+
+OPTIONS = (
+    ("config", Path, None, "the experiment file"),
+    ("name-resolve", str, "", "host:port[,host:port] of name-resolve"),
+    ("instance", str, "0", "unique among the replicas of this service"),
+    ("host", str, "127.0.0.1", "address to bind"),
+    ("advertise", str, "", "address that others dial; default: the host"),
+    ("grpc-port", int, "0", "0 takes any free port"),
+    ("http-port", int, "0", "0 takes any free port"),
+    ("run-dir", Path, "runs", "the run's folder"),
+)
+"""Name, type, default and help of each option; HEADWAY_NAME in the environment gives another default."""
+
+
+def _parse(service: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m services.{service.replace('-', '_')}")
+    for name, kind, default, text in OPTIONS:
+        value = os.environ.get(f"HEADWAY_{name.replace('-', '_').upper()}", default)
+        parser.add_argument(f"--{name}", type=kind, default=value, required=value is None, help=text)
+    parser.add_argument("override", nargs="*", default=[], help="a.b=c, overrides of the experiment file")
+    return parser.parse_args(argv)
+
+
+def _placement_of(arguments: argparse.Namespace) -> Placement:
+    return Placement(
+        name_resolve=arguments.name_resolve,
+        instance=arguments.instance,
+        host=arguments.host,
+        advertise=arguments.advertise,
+        grpc_port=arguments.grpc_port,
+        http_port=arguments.http_port,
+        run_dir=arguments.run_dir,
+    )
