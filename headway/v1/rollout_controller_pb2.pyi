@@ -23,6 +23,48 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class BeginRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    IS_FRESH_FIELD_NUMBER: _builtins.int
+    fencing_token: _builtins.int
+    step: _builtins.int
+    """The step that is trained next: 0, or that of the checkpoint training resumes from."""
+    is_fresh: _builtins.bool
+    """True when training starts anew: tasks, groups and batches of an earlier run of this trial are dropped."""
+    def __init__(
+        self,
+        *,
+        fencing_token: _builtins.int = ...,
+        step: _builtins.int = ...,
+        is_fresh: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "is_fresh", b"is_fresh", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
+
+@_typing.final
+class BeginReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginReply: _TypeAlias = BeginReply  # noqa: Y015
+
+@_typing.final
 class SubmitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -187,7 +229,7 @@ class CommitRequest(_message.Message):
     fencing_token: _builtins.int
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion:
-        """The version that the step made."""
+        """The version that the step made, (term, step + 1); of a skipped step the version that it started from, (term, step)."""
 
     @_builtins.property
     def stats(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -213,12 +255,19 @@ Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
 class CommitReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    VERSIONS_IN_USE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions_in_use(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PolicyVersion]:
+        """Versions that servers serve or are loading: their folders must stay."""
+
     def __init__(
         self,
+        *,
+        versions_in_use: _abc.Iterable[_types_pb2.PolicyVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["versions_in_use", b"versions_in_use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,11 @@ class RolloutControllerStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Begin = channel.unary_unary(
+                '/headway.v1.RolloutController/Begin',
+                request_serializer=headway_dot_v1_dot_rollout__controller__pb2.BeginRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_rollout__controller__pb2.BeginReply.FromString,
+                _registered_method=True)
         self.Submit = channel.stream_unary(
                 '/headway.v1.RolloutController/Submit',
                 request_serializer=headway_dot_v1_dot_rollout__controller__pb2.SubmitRequest.SerializeToString,
@@ -64,6 +69,14 @@ class RolloutControllerStub:
 class RolloutControllerServicer:
     """Missing associated documentation comment in .proto file."""
 
+    def Begin(self, request, context):
+        """Say that a trainer leads now: calls with an older fencing token are refused from here on. Idempotent.
+        Errors: FAILED_PRECONDITION for an old fencing token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Submit(self, request_iterator, context):
         """Hand over tasks to be rolled out, in order. Idempotent by task id: a known task is not started again.
         """
@@ -81,7 +94,8 @@ class RolloutControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Say that a step has consumed its batch. Idempotent.
+        """Say that a step has consumed its batch. Idempotent. A step that was skipped (its gradient was not finite) is committed with
+        the version that it started from: its groups count as consumed, and FetchBatch for the same step gives a new batch.
         Errors: FAILED_PRECONDITION for an old fencing token; NOT_FOUND when no batch was handed out for the step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -106,6 +120,11 @@ class RolloutControllerServicer:
 
 def add_RolloutControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=headway_dot_v1_dot_rollout__controller__pb2.BeginRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_rollout__controller__pb2.BeginReply.SerializeToString,
+            ),
             'Submit': grpc.stream_unary_rpc_method_handler(
                     servicer.Submit,
                     request_deserializer=headway_dot_v1_dot_rollout__controller__pb2.SubmitRequest.FromString,
@@ -141,6 +160,33 @@ def add_RolloutControllerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RolloutController:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.RolloutController/Begin',
+            headway_dot_v1_dot_rollout__controller__pb2.BeginRequest.SerializeToString,
+            headway_dot_v1_dot_rollout__controller__pb2.BeginReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Submit(request_iterator,

@@ -34,6 +34,10 @@ class RolloutControllerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutControllerAsyncStub: ...
+    Begin: _grpc.UnaryUnaryMultiCallable[_rollout_controller_pb2.BeginRequest, _rollout_controller_pb2.BeginReply]
+    """Say that a trainer leads now: calls with an older fencing token are refused from here on. Idempotent.
+    Errors: FAILED_PRECONDITION for an old fencing token.
+    """
     Submit: _grpc.StreamUnaryMultiCallable[_rollout_controller_pb2.SubmitRequest, _rollout_controller_pb2.SubmitReply]
     """Hand over tasks to be rolled out, in order. Idempotent by task id: a known task is not started again."""
     FetchBatch: _grpc.UnaryStreamMultiCallable[_rollout_controller_pb2.FetchBatchRequest, _rollout_controller_pb2.FetchBatchReply]
@@ -42,7 +46,8 @@ class RolloutControllerStub:
     that is how a recovered trainer replays.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_rollout_controller_pb2.CommitRequest, _rollout_controller_pb2.CommitReply]
-    """Say that a step has consumed its batch. Idempotent.
+    """Say that a step has consumed its batch. Idempotent. A step that was skipped (its gradient was not finite) is committed with
+    the version that it started from: its groups count as consumed, and FetchBatch for the same step gives a new batch.
     Errors: FAILED_PRECONDITION for an old fencing token; NOT_FOUND when no batch was handed out for the step.
     """
     ForgetBefore: _grpc.UnaryUnaryMultiCallable[_rollout_controller_pb2.ForgetBeforeRequest, _rollout_controller_pb2.ForgetBeforeReply]
@@ -55,6 +60,10 @@ class RolloutControllerStub:
 @_typing.type_check_only
 class RolloutControllerAsyncStub(RolloutControllerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Begin: _aio.UnaryUnaryMultiCallable[_rollout_controller_pb2.BeginRequest, _rollout_controller_pb2.BeginReply]  # type: ignore[assignment]
+    """Say that a trainer leads now: calls with an older fencing token are refused from here on. Idempotent.
+    Errors: FAILED_PRECONDITION for an old fencing token.
+    """
     Submit: _aio.StreamUnaryMultiCallable[_rollout_controller_pb2.SubmitRequest, _rollout_controller_pb2.SubmitReply]  # type: ignore[assignment]
     """Hand over tasks to be rolled out, in order. Idempotent by task id: a known task is not started again."""
     FetchBatch: _aio.UnaryStreamMultiCallable[_rollout_controller_pb2.FetchBatchRequest, _rollout_controller_pb2.FetchBatchReply]  # type: ignore[assignment]
@@ -63,7 +72,8 @@ class RolloutControllerAsyncStub(RolloutControllerStub):
     that is how a recovered trainer replays.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_rollout_controller_pb2.CommitRequest, _rollout_controller_pb2.CommitReply]  # type: ignore[assignment]
-    """Say that a step has consumed its batch. Idempotent.
+    """Say that a step has consumed its batch. Idempotent. A step that was skipped (its gradient was not finite) is committed with
+    the version that it started from: its groups count as consumed, and FetchBatch for the same step gives a new batch.
     Errors: FAILED_PRECONDITION for an old fencing token; NOT_FOUND when no batch was handed out for the step.
     """
     ForgetBefore: _aio.UnaryUnaryMultiCallable[_rollout_controller_pb2.ForgetBeforeRequest, _rollout_controller_pb2.ForgetBeforeReply]  # type: ignore[assignment]
@@ -74,6 +84,16 @@ class RolloutControllerAsyncStub(RolloutControllerStub):
     """
 
 class RolloutControllerServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Begin(
+        self,
+        request: _rollout_controller_pb2.BeginRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_controller_pb2.BeginReply, _abc.Awaitable[_rollout_controller_pb2.BeginReply]]:
+        """Say that a trainer leads now: calls with an older fencing token are refused from here on. Idempotent.
+        Errors: FAILED_PRECONDITION for an old fencing token.
+        """
+
     @_abc_1.abstractmethod
     def Submit(
         self,
@@ -99,7 +119,8 @@ class RolloutControllerServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_controller_pb2.CommitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_controller_pb2.CommitReply, _abc.Awaitable[_rollout_controller_pb2.CommitReply]]:
-        """Say that a step has consumed its batch. Idempotent.
+        """Say that a step has consumed its batch. Idempotent. A step that was skipped (its gradient was not finite) is committed with
+        the version that it started from: its groups count as consumed, and FetchBatch for the same step gives a new batch.
         Errors: FAILED_PRECONDITION for an old fencing token; NOT_FOUND when no batch was handed out for the step.
         """
 
