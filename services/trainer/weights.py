@@ -1,0 +1,281 @@
+"""Write policy versions to disk, so that a folder with a version's name is complete or absent.
+
+    .v1.3.writing/  -- rename -->  v1.3/  -- PublishVersion(sha256 of manifest.json)
+      shards, static files, then manifest.json, each fsynced
+
+Decides: names and sizes of shards, what the manifest says, which old versions may go.
+Guarantee: a folder named by a version label holds every byte that its manifest names, on disk, before anybody can see
+it; it is never changed afterwards, and is removed by one rename. Hashing runs beside writing, so that a version costs
+the slower of the two. Proved in test_weights_store.py.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headway.core.version import LABEL, PolicyVersion
+from headway.errors import InvalidInput
+
+MANIFEST = "manifest.json"
+SHARD_BYTES = 4 * 1024**3
+"""Tensors fill a shard up to this size; a larger tensor has a shard of its own."""
+CHUNK_BYTES = 8 * 1024**2
+"""How much is handed to the disk, and to the hash, at a time."""
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenVersion:
+    """A version that is on disk and may be published."""
+
+    version: PolicyVersion
+    path: Path
+    manifest_sha256: str
+    bytes: int
+
+
+class WeightStore:
+    """The folder below which every version has its own folder.
+
+    Args:
+        root: The weights root that servers know too.
+        static_files: Content by name of what every version carries beside its tensors: config.json, tokenizer files.
+    """
+
+    def __init__(self, root: Path, static_files: Mapping[str, bytes]) -> None:
+        self.root = root
+        self._shelf = root / f".static-{os.getpid()}"
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._shelf, ignore_errors=True)
+        self._shelf.mkdir()
+        self._static = [write_file(self._shelf / name, [memoryview(data)]) for name, data in static_files.items()]
+
+    def close(self) -> None:
+        """Remove what only this process needed; versions stay."""
+        shutil.rmtree(self._shelf, ignore_errors=True)
+
+    def write(
+        self, version: PolicyVersion, parent: PolicyVersion | None, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> WrittenVersion:
+        """Write a version aside, then give it its name.
+
+        Args:
+            version: Greater than any version written before.
+            parent: The version that it was trained from.
+            tensors: Name and CPU tensor, in the order of the files; taken one shard at a time.
+
+        Raises:
+            InvalidInput: The version exists already: one version names one content for ever.
+        """
+        path = self.root / version.label
+        if path.exists():
+            raise InvalidInput(f"{path} exists already: another trainer writes to the same fileroot and trial")
+        aside = self.root / f".{version.label}.writing-{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        files, dtype = self._write_shards(aside, tensors)
+        files += [self._place_static(file, aside) for file in self._static]
+        manifest = _manifest(version, parent, dtype, files)
+        written = write_file(aside / MANIFEST, [memoryview(manifest)])
+        sync_folder(aside)
+        aside.rename(path)
+        sync_folder(self.root)
+        return WrittenVersion(version, path, written.sha256, sum(file.bytes for file in files))
+
+    def versions(self) -> list[PolicyVersion]:
+        """Versions on disk, oldest first."""
+        return sorted(PolicyVersion.parse(path.name) for path in self.root.iterdir() if LABEL.fullmatch(path.name))
+
+    def remove_leftovers(self, term: int) -> None:
+        """Remove what can only be left over when `term` begins: half-written folders, and versions not older than it."""
+        for path in self.root.iterdir():
+            is_future = LABEL.fullmatch(path.name) is not None and PolicyVersion.parse(path.name).term >= term
+            if is_future or (path.name.startswith(".v") and path.is_dir()):
+                self._remove(path)
+
+    def remove_except(self, needed: Iterable[PolicyVersion], keep_newest: int) -> list[PolicyVersion]:
+        """Remove the versions that are neither needed by a server nor among the newest."""
+        versions = self.versions()
+        kept = {*needed, *versions[-keep_newest:]}
+        removed = [version for version in versions if version not in kept]
+        for version in removed:
+            self._remove(self.root / version.label)
+        return removed
+
+    def _remove(self, path: Path) -> None:
+        gone = path.with_name(f".v-gone-{path.name}-{os.getpid()}")
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _place_static(self, file: WrittenFile, folder: Path) -> WrittenFile:
+        source, target = self._shelf / file.name, folder / file.name
+        try:
+            os.link(source, target)
+        except OSError:  # a file system without hard links
+            write_file(target, [memoryview(source.read_bytes())])
+        return file
+
+    def _write_shards(self, folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[WrittenFile], str]:
+        shards: list[tuple[WrittenFile, list[str]]] = []
+        dtypes: set[torch.dtype] = set()
+        for index, shard in enumerate(_shards(tensors)):
+            dtypes |= {tensor.dtype for _, tensor in shard}
+            file = write_file(folder / f"shard-{index}", safetensors_buffers(shard))
+            shards.append((file, [name for name, _ in shard]))
+        files = _name_shards(folder, shards)
+        return files, "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, object], str]:
+    """The manifest of a version's folder, and its sha256 (hex)."""
+    data = (folder / MANIFEST).read_bytes()
+    content: dict[str, object] = json.loads(data)
+    return content, hashlib.sha256(data).hexdigest()
+
+
+def write_file(path: Path, buffers: Iterable[memoryview]) -> WrittenFile:
+    """Write buffers one after the other, fsynced; hashes them meanwhile in a second thread."""
+    digest = hashlib.sha256()
+    size = 0
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing:
+            pending = []
+            for chunk in _chunks(buffers):
+                pending.append(hashing.submit(_hash_all, digest, chunk))
+                size += _write_all(handle, chunk)
+            os.fsync(handle)
+            for done in pending:
+                done.result()
+    finally:
+        os.close(handle)
+    return WrittenFile(path.name, size, digest.hexdigest())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the folder's entries last through a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def safetensors_buffers(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[memoryview]:
+    """The bytes of a safetensors file, without copying tensors that are contiguous on the CPU.
+
+    Wider dtypes come first, so that every tensor is aligned.
+    """
+    ordered = sorted(tensors, key=lambda item: -item[1].element_size())
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in ordered:
+        end = offset + tensor.numel() * tensor.element_size()
+        dtype = SAFETENSORS_DTYPES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        yield flat.numpy().data.cast("B")
+
+
+def _shards(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    shard: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        tensor_bytes = tensor.numel() * tensor.element_size()
+        if shard and size + tensor_bytes > SHARD_BYTES:
+            yield shard
+            shard, size = [], 0
+        shard.append((name, tensor))
+        size += tensor_bytes
+    if shard:
+        yield shard
+
+
+def _name_shards(folder: Path, shards: Sequence[tuple[WrittenFile, list[str]]]) -> list[WrittenFile]:
+    """Give shards the names that transformers looks for; several get an index file."""
+    if len(shards) == 1:
+        return [_renamed(folder, shards[0][0], "model.safetensors")]
+    files = []
+    weight_map = {}
+    for index, (file, names) in enumerate(shards, start=1):
+        renamed = _renamed(folder, file, f"model-{index:05d}-of-{len(shards):05d}.safetensors")
+        weight_map.update(dict.fromkeys(names, renamed.name))
+        files.append(renamed)
+    content = {"metadata": {"total_size": sum(file.bytes for file in files)}, "weight_map": weight_map}
+    index_file = write_file(folder / "model.safetensors.index.json", [memoryview(json.dumps(content).encode())])
+    return [*files, index_file]
+
+
+def _renamed(folder: Path, file: WrittenFile, name: str) -> WrittenFile:
+    (folder / file.name).rename(folder / name)
+    return WrittenFile(name, file.bytes, file.sha256)
+
+
+def _manifest(version: PolicyVersion, parent: PolicyVersion | None, dtype: str, files: Sequence[WrittenFile]) -> bytes:
+    content = {
+        "version": {"term": version.term, "step": version.step},
+        "parent": parent.label if parent else None,
+        "dtype": dtype,
+        "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in files],
+    }
+    return json.dumps(content, indent=1).encode()
+
+
+def _chunks(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Small buffers gathered, large ones cut: about CHUNK_BYTES at a time."""
+    chunk: list[memoryview] = []
+    size = 0
+    for buffer in buffers:
+        for start in range(0, len(buffer), CHUNK_BYTES):
+            chunk.append(buffer[start : start + CHUNK_BYTES])
+            size += len(chunk[-1])
+            if size >= CHUNK_BYTES or len(chunk) >= 512:
+                yield chunk
+                chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _write_all(handle: int, chunk: Sequence[memoryview]) -> int:
+    total = sum(len(buffer) for buffer in chunk)
+    written = os.writev(handle, chunk)
+    if written < total:  # interrupted by a signal, or the disk is nearly full: the plain way says which
+        rest = memoryview(b"".join(chunk))[written:]
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    return total
+
+
+def _hash_all(digest: "hashlib._Hash", chunk: Sequence[memoryview]) -> None:
+    for buffer in chunk:
+        digest.update(buffer)
