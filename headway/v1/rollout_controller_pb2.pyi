@@ -90,19 +90,23 @@ class SubmitReply(_message.Message):
 
     NUM_NEW_FIELD_NUMBER: _builtins.int
     NUM_OUTSTANDING_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     num_new: _builtins.int
     """Tasks that were not known before."""
     num_outstanding: _builtins.int
     """Tasks now pending, running or ready."""
+    incarnation: _builtins.str
+    """Changes with each start of the controller: tasks that were pending or running before are to be submitted again."""
     def __init__(
         self,
         *,
         num_new: _builtins.int = ...,
         num_outstanding: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_new", b"num_new", "num_outstanding", b"num_outstanding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "num_new", b"num_new", "num_outstanding", b"num_outstanding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

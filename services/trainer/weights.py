@@ -112,7 +112,7 @@ class WeightStore:
         return sorted(PolicyVersion.parse(path.name) for path in self.root.iterdir() if LABEL.fullmatch(path.name))
 
     def remove_leftovers(self, term: int) -> None:
-        """Remove what can only be left over when `term` begins: half-written folders, and versions not older than it."""
+        """Remove what can only be left over when `term` begins: half-written folders, and versions no older than it."""
         for path in self.root.iterdir():
             is_future = LABEL.fullmatch(path.name) is not None and PolicyVersion.parse(path.name).term >= term
             if is_future or (path.name.startswith(".v") and path.is_dir()):
