@@ -120,6 +120,28 @@ class ScoreItem(_message.Message):
 Global___ScoreItem: _TypeAlias = ScoreItem  # noqa: Y015
 
 @_typing.final
+class ScoreReply(_message.Message):
+    """Results that were ready at the same moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreResult]: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ScoreResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreReply: _TypeAlias = ScoreReply  # noqa: Y015
+
+@_typing.final
 class ScoreResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -295,10 +317,20 @@ class RewardStatus(_message.Message):
     ISOLATION_FIELD_NUMBER: _builtins.int
     SLOWEST_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    NUM_SLOW_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_FIELD_NUMBER: _builtins.int
+    NUM_SHED_FIELD_NUMBER: _builtins.int
+    MISSING_ISOLATION_FIELD_NUMBER: _builtins.int
     num_workers: _builtins.int
     num_queued: _builtins.int
     num_running: _builtins.int
     num_workers_replaced: _builtins.int
+    num_slow: _builtins.int
+    """Workers that run an item past its function's usual time, at low priority, beside the num_workers."""
+    num_cached: _builtins.int
+    """Items answered from the cache since the start."""
+    num_shed: _builtins.int
+    """Items refused because the queue was full, since the start."""
     @_builtins.property
     def num_by_status(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Items by result since the start, keyed by the name of the ScoreStatus without its prefix, lower case."""
@@ -308,9 +340,17 @@ class RewardStatus(_message.Message):
         """Isolation layers in force, e.g. "rlimit", "bubblewrap", "landlock"."""
 
     @_builtins.property
-    def slowest(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowItem]: ...
+    def slowest(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowItem]:
+        """The ten items that took longest since the start, longest first."""
+
     @_builtins.property
-    def quarantined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def quarantined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The newest items that are answered without being run, because they killed workers too often; at most 100."""
+
+    @_builtins.property
+    def missing_isolation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Isolation layers that this machine does not offer, each with the reason."""
+
     def __init__(
         self,
         *,
@@ -322,10 +362,14 @@ class RewardStatus(_message.Message):
         isolation: _abc.Iterable[_builtins.str] | None = ...,
         slowest: _abc.Iterable[Global___SlowItem] | None = ...,
         quarantined: _abc.Iterable[_builtins.str] | None = ...,
+        num_slow: _builtins.int = ...,
+        num_cached: _builtins.int = ...,
+        num_shed: _builtins.int = ...,
+        missing_isolation: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "num_by_status", b"num_by_status", "num_queued", b"num_queued", "num_running", b"num_running", "num_workers", b"num_workers", "num_workers_replaced", b"num_workers_replaced", "quarantined", b"quarantined", "slowest", b"slowest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "missing_isolation", b"missing_isolation", "num_by_status", b"num_by_status", "num_cached", b"num_cached", "num_queued", b"num_queued", "num_running", b"num_running", "num_shed", b"num_shed", "num_slow", b"num_slow", "num_workers", b"num_workers", "num_workers_replaced", b"num_workers_replaced", "quarantined", b"quarantined", "slowest", b"slowest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,7 @@ class RewardStub:
         self.Score = channel.unary_stream(
                 '/headway.v1.Reward/Score',
                 request_serializer=headway_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=headway_dot_v1_dot_reward__pb2.ScoreResult.FromString,
+                response_deserializer=headway_dot_v1_dot_reward__pb2.ScoreReply.FromString,
                 _registered_method=True)
         self.ListFunctions = channel.unary_unary(
                 '/headway.v1.Reward/ListFunctions',
@@ -56,7 +56,8 @@ class RewardServicer:
 
     def Score(self, request, context):
         """Score each item on its own; results come as they finish, each item exactly once, in any order.
-        Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function.
+        Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function;
+        UNAVAILABLE when the service is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,7 +81,7 @@ def add_RewardServicer_to_server(servicer, server):
             'Score': grpc.unary_stream_rpc_method_handler(
                     servicer.Score,
                     request_deserializer=headway_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
-                    response_serializer=headway_dot_v1_dot_reward__pb2.ScoreResult.SerializeToString,
+                    response_serializer=headway_dot_v1_dot_reward__pb2.ScoreReply.SerializeToString,
             ),
             'ListFunctions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListFunctions,
@@ -119,7 +120,7 @@ class Reward:
             target,
             '/headway.v1.Reward/Score',
             headway_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
-            headway_dot_v1_dot_reward__pb2.ScoreResult.FromString,
+            headway_dot_v1_dot_reward__pb2.ScoreReply.FromString,
             options,
             channel_credentials,
             insecure,

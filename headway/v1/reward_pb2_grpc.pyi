@@ -31,9 +31,10 @@ class RewardStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RewardAsyncStub: ...
-    Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResult]
+    Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     """Score each item on its own; results come as they finish, each item exactly once, in any order.
-    Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function.
+    Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function;
+    UNAVAILABLE when the service is stopping.
     """
     ListFunctions: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ListFunctionsRequest, _reward_pb2.ListFunctionsReply]
     GetRewardStatus: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardStatusRequest, _reward_pb2.RewardStatus]
@@ -41,9 +42,10 @@ class RewardStub:
 @_typing.type_check_only
 class RewardAsyncStub(RewardStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResult]  # type: ignore[assignment]
+    Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     """Score each item on its own; results come as they finish, each item exactly once, in any order.
-    Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function.
+    Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function;
+    UNAVAILABLE when the service is stopping.
     """
     ListFunctions: _aio.UnaryUnaryMultiCallable[_reward_pb2.ListFunctionsRequest, _reward_pb2.ListFunctionsReply]  # type: ignore[assignment]
     GetRewardStatus: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardStatusRequest, _reward_pb2.RewardStatus]  # type: ignore[assignment]
@@ -54,9 +56,10 @@ class RewardServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _reward_pb2.ScoreRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_reward_pb2.ScoreResult], _abc.AsyncIterator[_reward_pb2.ScoreResult]]:
+    ) -> _typing.Union[_abc.Iterator[_reward_pb2.ScoreReply], _abc.AsyncIterator[_reward_pb2.ScoreReply]]:
         """Score each item on its own; results come as they finish, each item exactly once, in any order.
-        Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function.
+        Errors: RESOURCE_EXHAUSTED when the queue is full (nothing was started); INVALID_ARGUMENT for an unknown function;
+        UNAVAILABLE when the service is stopping.
         """
 
     @_abc_1.abstractmethod
