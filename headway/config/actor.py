@@ -105,7 +105,7 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass instead of keeping them."""
     mb_spec: MicroBatchSpec = MicroBatchSpec()
     """How a mini-batch is cut up."""
-    scheduling_spec: list[SchedulingSpec] = []
+    scheduling_spec: list[SchedulingSpec] = Field(default_factory=list)
     """Resources of the trainer's processes."""
     scheduling_strategy: SchedulingStrategy = SchedulingStrategy()
     """Whether the model shares the processes of another role."""
@@ -138,7 +138,7 @@ class ActorConfig(ModelConfig):
     """Rank of the adapter."""
     lora_alpha: PositiveInt = 16
     """The adapter is scaled by `lora_alpha / lora_rank`."""
-    target_modules: list[str] = []
+    target_modules: list[str] = Field(default_factory=list)
     """Modules that get an adapter; empty: all linear layers."""
 
     ppo_n_minibatches: PositiveInt = 4

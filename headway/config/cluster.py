@@ -41,7 +41,8 @@ class ClusterConfig(Section):
     """GPUs in each machine; `allocation_mode` may not ask for more than `n_nodes * n_gpus_per_node`. 0: no GPUs,
     everything runs on CPUs and nothing is checked."""
     fileroot: str = "runs"
-    """Root of everything a run writes, as `{fileroot}/{kind}/{user}/{experiment_name}/{trial_name}`; shared by all machines."""
+    """Root of everything a run writes, as `{fileroot}/{kind}/{user}/{experiment_name}/{trial_name}`; shared by all
+    machines."""
     cluster_name: str = "local"
     """A label in logs and metrics."""
     name_resolve: NameResolveConfig = NameResolveConfig()
@@ -72,7 +73,7 @@ class SchedulingSpec(Section):
     """Container image in the chart's values; null: the chart's."""
     cmd: str | None = None
     """AReaL's own RPC server; has no meaning here, each service knows its command."""
-    env_vars: dict[str, str] = {}
+    env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables set in the process."""
 
 

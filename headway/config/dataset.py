@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from headway.config.section import NullMeans, Section
 
@@ -11,7 +11,7 @@ class DatasetConfig(Section):
     """A source of rows."""
 
     path: str = ""
-    """Hub id (`openai/gsm8k`), local folder, JSONL or Parquet file, `reasoning_gym:NAME`, or `python:module.function`."""
+    """Hub id (`openai/gsm8k`), folder, JSONL or Parquet file, `reasoning_gym:NAME` or `python:module.function`."""
     name: str | None = None
     """Configuration of a hub dataset (gsm8k: `main`); null: the dataset's own default."""
     split: str = "train"
@@ -23,14 +23,14 @@ class DatasetConfig(Section):
     shuffle: bool = True
     """Another seeded order in every epoch; false: the order of the source."""
     drop_last: bool = True
-    """Leave out the rows that do not fill the last batch of an epoch; false: they begin the first batch of the next one."""
+    """Leave out the rows that do not fill the last batch of an epoch; false: they begin the next one's first batch."""
     max_length: PositiveInt | None = None
     """Longest prompt in tokens, chat template included; longer ones are left out and counted."""
     num_workers: NonNegativeInt = 0
     """Threads that tokenize prompts for the length filter; 0: the loading thread itself."""
     pin_memory: bool = False
     """AReaL's DataLoader option; rows travel as tasks here, not as tensors, so it has no meaning."""
-    dataset_kwargs: dict[str, Any] = {}
+    dataset_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the source: of the `python:` function, of the reasoning-gym task, or of the hub loader."""
     max_rows: PositiveInt | None = None
     """Use only the first so many rows of the source."""
@@ -82,9 +82,9 @@ class RecoverConfig(Frequency):
     """Checkpoints from which a run continues after a crash: model, optimizer, random state, cursor, ledger."""
 
     mode: Literal["disabled", "auto", "fault", "resume"] = "disabled"
-    """`disabled` (`off`): none are written, and none are read. `auto` (`on`): continue from the newest complete one where
-    there is one. `fault`: as `auto`, but only after a run that did not end well. `resume`: as `auto`, and refuse to start
-    without one."""
+    """`disabled` (`off`): none are written, and none are read. `auto` (`on`): continue from the newest complete one
+    where there is one. `fault`: as `auto`, but only after a run that did not end well. `resume`: as `auto`, and refuse
+    to start without one."""
     retries: NonNegativeInt = 3
     """How often `headway up` starts a failed trainer again."""
     keep_last: PositiveInt = 2

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, Field, PositiveInt
 
 from headway.config.section import Section
 
@@ -16,7 +16,7 @@ class EngineFlags(Section):
     """A section whose unknown keys are flags too."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, FlagValue]
+    __pydantic_extra__: dict[str, FlagValue] = Field(init=False)
 
     def flags(self) -> dict[str, Any]:
         """Every flag that has a value, by its name in the file."""

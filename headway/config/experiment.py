@@ -162,7 +162,7 @@ class ExperimentConfig(Section):
 
 def filled_in(data: Mapping[str, Any]) -> dict[str, Any]:
     """A copy in which every key of `FILLED` that is left out has the value of its neighbour, where that one has one."""
-    filled = _copied(data)
+    filled: dict[str, Any] = _copied(data)
     for key, source in FILLED:
         section, name = _section_of(filled, key)
         value_in, value_name = _section_of(filled, source)

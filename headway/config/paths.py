@@ -1,6 +1,7 @@
 """Where a run's files are: `{fileroot}/{kind}/{user}/{experiment_name}/{trial_name}`, AReaL's layout.
 
-The user is HEADWAY_USER, else the name of the account, else its number, so that containers without a passwd entry agree.
+The user is HEADWAY_USER, else the name of the account, else its number, so that containers without a passwd entry
+agree.
 """
 
 import getpass

@@ -27,7 +27,7 @@ class GenerationHyperparameters(Section):
     """Sample from the smallest set of tokens with at least this probability."""
     top_k: int = Field(default=100_000_000, ge=-1)
     """Sample from the so many likeliest tokens; -1: all."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = Field(default_factory=list)
     """Token ids that end a completion, beside the model's own."""
     stop: list[str] | None = None
     """Texts that end a completion."""
@@ -68,8 +68,8 @@ class RolloutConfig(Section):
     """eta: how many versions old a token may be that is trained on. 0: synchronous."""
     staleness_policy: Literal["mask", "discard", "wait", "allow"] = "mask"
     """What happens to a group that holds tokens older than eta when it is consumed: those tokens carry no gradient
-    (`mask`), the group is thrown away and its prompt queued again (`discard`), the trainer waits for the groups that would
-    otherwise go stale (`wait`), or it is used as it is (`allow`)."""
+    (`mask`), the group is thrown away and its prompt queued again (`discard`), the trainer waits for the groups that
+    would otherwise go stale (`wait`), or it is used as it is (`allow`)."""
     enable_rollout_tracing: bool = False
     """A span for each task and each request (OpenTelemetry)."""
     dump_to_file: bool = False
@@ -88,7 +88,7 @@ class RolloutConfig(Section):
     """How a server is chosen: in turn, by tokens in flight, or where the prompt's prefix is already cached."""
     lora_name: str = "default_lora"
     """Name under which the engines serve the adapter, with `actor.use_lora`."""
-    scheduling_spec: list[SchedulingSpec] = []
+    scheduling_spec: list[SchedulingSpec] = Field(default_factory=list)
     """Resources of the inference services."""
     scheduling_strategy: SchedulingStrategy = SchedulingStrategy()
     """Whether the engines share devices with another role."""
@@ -119,9 +119,9 @@ class RewardConfig(Section):
     """The reward service."""
 
     function: str | dict[str, float] | None = None
-    """A function by name, an import path `module.function`, or a mapping of these to weights, which are summed; null: the
-    one that belongs to the dataset."""
-    kwargs: dict[str, Any] = {}
+    """A function by name, an import path `module.function`, or a mapping of these to weights, which are summed; null:
+    the one that belongs to the dataset."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments passed to the function."""
     timeout_s: PositiveFloat = 15.0
     """Longest time of one call. A call that takes longer is a typed failure, not a reward of 0."""
@@ -138,7 +138,7 @@ class WorkflowConfig(Section):
 
     path: str = "headway.workflow.RLVRWorkflow"
     """Import path of the workflow class."""
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of its constructor beside the standard ones."""
     should_accept_fn: str | None = None
     """Import path of a function of a group that says whether it may be trained on; what it refuses is refilled."""

@@ -1,8 +1,8 @@
 """What every section of the experiment file has in common: frozen, strict about keys, forgiving about spelling a type.
 
-The text under a field is its help: editors show it through the JSON Schema, `headway config show` and the docs print it.
-A field marked `NullMeans("...")` may be left out or written `null`; what it then holds is said by the mark, and readers
-always find a value.
+The text under a field is its help: editors show it through the JSON Schema, and the docs print it. A field marked
+`NullMeans("...")` may be left out or written `null`; what it then holds is said by the mark, and readers always find a
+value. Defaults that are lists or mappings are never shared: pydantic copies them.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Read the experiment file as written: plain data, the line of every key, overrides, and resolved interpolation.
 
 YAML is read as AReaL's users write it: `1e-8` is a number, `on` and `off` are words (a field that wants a truth value
-still takes them), and a key given twice is an error. OmegaConf resolves `${...}`; what an interpolation points to may also
-be a default that the file leaves out.
+still takes them), and a key given twice is an error. OmegaConf resolves `${...}`; what an interpolation points to may
+also be a default that the file leaves out.
 """
 
 import re
