@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/reward.proto\x12\nheadway.v1\"4\n\x0cScoreRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.headway.v1.ScoreItem\"\xa4\x01\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x12\n\ncompletion\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63ompletion_ids\x18\x05 \x01(\x0c\x12\x11\n\tdata_json\x18\x06 \x01(\x0c\x12\x10\n\x08\x66unction\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\"6\n\nScoreReply\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.ScoreResult\"\xff\x01\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.headway.v1.ScoreStatus\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\telapsed_s\x18\x05 \x01(\x01\x12\x0e\n\x06worker\x18\x06 \x01(\x05\x12\x11\n\tis_cached\x18\x07 \x01(\x08\x12\x31\n\x05parts\x18\x08 \x03(\x0b\x32\".headway.v1.ScoreResult.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x16\n\x14ListFunctionsRequest\"A\n\x12ListFunctionsReply\x12+\n\tfunctions\x18\x01 \x03(\x0b\x32\x18.headway.v1.FunctionInfo\">\n\x0c\x46unctionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0f\n\x07is_pure\x18\x03 \x01(\x08\"\x18\n\x16GetRewardStatusRequest\"\x82\x03\n\x0cRewardStatus\x12\x13\n\x0bnum_workers\x18\x01 \x01(\x05\x12\x12\n\nnum_queued\x18\x02 \x01(\x05\x12\x13\n\x0bnum_running\x18\x03 \x01(\x05\x12@\n\rnum_by_status\x18\x04 \x03(\x0b\x32).headway.v1.RewardStatus.NumByStatusEntry\x12\x1c\n\x14num_workers_replaced\x18\x05 \x01(\x03\x12\x11\n\tisolation\x18\x06 \x03(\t\x12%\n\x07slowest\x18\x07 \x03(\x0b\x32\x14.headway.v1.SlowItem\x12\x13\n\x0bquarantined\x18\x08 \x03(\t\x12\x10\n\x08num_slow\x18\t \x01(\x05\x12\x12\n\nnum_cached\x18\n \x01(\x03\x12\x10\n\x08num_shed\x18\x0b \x01(\x03\x12\x19\n\x11missing_isolation\x18\x0c \x03(\t\x1a\x32\n\x10NumByStatusEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"@\n\x08SlowItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x11\n\telapsed_s\x18\x03 \x01(\x01*\xcd\x01\n\x0bScoreStatus\x12\x1c\n\x18SCORE_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSCORE_STATUS_OK\x10\x01\x12\x18\n\x14SCORE_STATUS_TIMEOUT\x10\x02\x12\x16\n\x12SCORE_STATUS_ERROR\x10\x03\x12\x1e\n\x1aSCORE_STATUS_KILLED_MEMORY\x10\x04\x12\x1f\n\x1bSCORE_STATUS_INVALID_OUTPUT\x10\x05\x12\x18\n\x14SCORE_STATUS_ABSTAIN\x10\x06\x32\xe9\x01\n\x06Reward\x12;\n\x05Score\x12\x18.headway.v1.ScoreRequest\x1a\x16.headway.v1.ScoreReply0\x01\x12Q\n\rListFunctions\x12 .headway.v1.ListFunctionsRequest\x1a\x1e.headway.v1.ListFunctionsReply\x12O\n\x0fGetRewardStatus\x12\".headway.v1.GetRewardStatusRequest\x1a\x18.headway.v1.RewardStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/reward.proto\x12\nheadway.v1\"4\n\x0cScoreRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.headway.v1.ScoreItem\"\xa4\x01\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x12\n\ncompletion\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63ompletion_ids\x18\x05 \x01(\x0c\x12\x11\n\tdata_json\x18\x06 \x01(\x0c\x12\x10\n\x08\x66unction\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\"6\n\nScoreReply\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.ScoreResult\"\x8e\x02\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.headway.v1.ScoreStatus\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\telapsed_s\x18\x05 \x01(\x01\x12\x0e\n\x06worker\x18\x06 \x01(\x05\x12\x11\n\tis_cached\x18\x07 \x01(\x08\x12\x31\n\x05parts\x18\x08 \x03(\x0b\x32\".headway.v1.ScoreResult.PartsEntry\x12\r\n\x05index\x18\t \x01(\x05\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x16\n\x14ListFunctionsRequest\"A\n\x12ListFunctionsReply\x12+\n\tfunctions\x18\x01 \x03(\x0b\x32\x18.headway.v1.FunctionInfo\">\n\x0c\x46unctionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0f\n\x07is_pure\x18\x03 \x01(\x08\"\x18\n\x16GetRewardStatusRequest\"\x82\x03\n\x0cRewardStatus\x12\x13\n\x0bnum_workers\x18\x01 \x01(\x05\x12\x12\n\nnum_queued\x18\x02 \x01(\x05\x12\x13\n\x0bnum_running\x18\x03 \x01(\x05\x12@\n\rnum_by_status\x18\x04 \x03(\x0b\x32).headway.v1.RewardStatus.NumByStatusEntry\x12\x1c\n\x14num_workers_replaced\x18\x05 \x01(\x03\x12\x11\n\tisolation\x18\x06 \x03(\t\x12%\n\x07slowest\x18\x07 \x03(\x0b\x32\x14.headway.v1.SlowItem\x12\x13\n\x0bquarantined\x18\x08 \x03(\t\x12\x10\n\x08num_slow\x18\t \x01(\x05\x12\x12\n\nnum_cached\x18\n \x01(\x03\x12\x10\n\x08num_shed\x18\x0b \x01(\x03\x12\x19\n\x11missing_isolation\x18\x0c \x03(\t\x1a\x32\n\x10NumByStatusEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"@\n\x08SlowItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x11\n\telapsed_s\x18\x03 \x01(\x01*\xcd\x01\n\x0bScoreStatus\x12\x1c\n\x18SCORE_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSCORE_STATUS_OK\x10\x01\x12\x18\n\x14SCORE_STATUS_TIMEOUT\x10\x02\x12\x16\n\x12SCORE_STATUS_ERROR\x10\x03\x12\x1e\n\x1aSCORE_STATUS_KILLED_MEMORY\x10\x04\x12\x1f\n\x1bSCORE_STATUS_INVALID_OUTPUT\x10\x05\x12\x18\n\x14SCORE_STATUS_ABSTAIN\x10\x06\x32\xe9\x01\n\x06Reward\x12;\n\x05Score\x12\x18.headway.v1.ScoreRequest\x1a\x16.headway.v1.ScoreReply0\x01\x12Q\n\rListFunctions\x12 .headway.v1.ListFunctionsRequest\x1a\x1e.headway.v1.ListFunctionsReply\x12O\n\x0fGetRewardStatus\x12\".headway.v1.GetRewardStatusRequest\x1a\x18.headway.v1.RewardStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORERESULT_PARTSENTRY']._serialized_options = b'8\001'
   _globals['_REWARDSTATUS_NUMBYSTATUSENTRY']._loaded_options = None
   _globals['_REWARDSTATUS_NUMBYSTATUSENTRY']._serialized_options = b'8\001'
-  _globals['_SCORESTATUS']._serialized_start=1211
-  _globals['_SCORESTATUS']._serialized_end=1416
+  _globals['_SCORESTATUS']._serialized_start=1226
+  _globals['_SCORESTATUS']._serialized_end=1431
   _globals['_SCOREREQUEST']._serialized_start=39
   _globals['_SCOREREQUEST']._serialized_end=91
   _globals['_SCOREITEM']._serialized_start=94
@@ -44,23 +44,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREPLY']._serialized_start=260
   _globals['_SCOREREPLY']._serialized_end=314
   _globals['_SCORERESULT']._serialized_start=317
-  _globals['_SCORERESULT']._serialized_end=572
-  _globals['_SCORERESULT_PARTSENTRY']._serialized_start=528
-  _globals['_SCORERESULT_PARTSENTRY']._serialized_end=572
-  _globals['_LISTFUNCTIONSREQUEST']._serialized_start=574
-  _globals['_LISTFUNCTIONSREQUEST']._serialized_end=596
-  _globals['_LISTFUNCTIONSREPLY']._serialized_start=598
-  _globals['_LISTFUNCTIONSREPLY']._serialized_end=663
-  _globals['_FUNCTIONINFO']._serialized_start=665
-  _globals['_FUNCTIONINFO']._serialized_end=727
-  _globals['_GETREWARDSTATUSREQUEST']._serialized_start=729
-  _globals['_GETREWARDSTATUSREQUEST']._serialized_end=753
-  _globals['_REWARDSTATUS']._serialized_start=756
-  _globals['_REWARDSTATUS']._serialized_end=1142
-  _globals['_REWARDSTATUS_NUMBYSTATUSENTRY']._serialized_start=1092
-  _globals['_REWARDSTATUS_NUMBYSTATUSENTRY']._serialized_end=1142
-  _globals['_SLOWITEM']._serialized_start=1144
-  _globals['_SLOWITEM']._serialized_end=1208
-  _globals['_REWARD']._serialized_start=1419
-  _globals['_REWARD']._serialized_end=1652
+  _globals['_SCORERESULT']._serialized_end=587
+  _globals['_SCORERESULT_PARTSENTRY']._serialized_start=543
+  _globals['_SCORERESULT_PARTSENTRY']._serialized_end=587
+  _globals['_LISTFUNCTIONSREQUEST']._serialized_start=589
+  _globals['_LISTFUNCTIONSREQUEST']._serialized_end=611
+  _globals['_LISTFUNCTIONSREPLY']._serialized_start=613
+  _globals['_LISTFUNCTIONSREPLY']._serialized_end=678
+  _globals['_FUNCTIONINFO']._serialized_start=680
+  _globals['_FUNCTIONINFO']._serialized_end=742
+  _globals['_GETREWARDSTATUSREQUEST']._serialized_start=744
+  _globals['_GETREWARDSTATUSREQUEST']._serialized_end=768
+  _globals['_REWARDSTATUS']._serialized_start=771
+  _globals['_REWARDSTATUS']._serialized_end=1157
+  _globals['_REWARDSTATUS_NUMBYSTATUSENTRY']._serialized_start=1107
+  _globals['_REWARDSTATUS_NUMBYSTATUSENTRY']._serialized_end=1157
+  _globals['_SLOWITEM']._serialized_start=1159
+  _globals['_SLOWITEM']._serialized_end=1223
+  _globals['_REWARD']._serialized_start=1434
+  _globals['_REWARD']._serialized_end=1667
 # @@protoc_insertion_point(module_scope)

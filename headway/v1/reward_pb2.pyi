@@ -87,7 +87,7 @@ class ScoreItem(_message.Message):
     FUNCTION_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     item_id: _builtins.str
-    """Names the item in results, logs and status; unique within the request."""
+    """Names the item in results, logs and status, e.g. its task; need not be unique."""
     prompt: _builtins.str
     completion: _builtins.str
     prompt_ids: _builtins.bytes
@@ -173,6 +173,7 @@ class ScoreResult(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     IS_CACHED_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     item_id: _builtins.str
     status: Global___ScoreStatus.ValueType
     reward: _builtins.float
@@ -184,6 +185,8 @@ class ScoreResult(_message.Message):
     worker: _builtins.int
     """Worker that ran it; 0 when answered from the cache."""
     is_cached: _builtins.bool
+    index: _builtins.int
+    """Position of the item in the request."""
     @_builtins.property
     def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Parts of a weighted sum, by function."""
@@ -199,10 +202,11 @@ class ScoreResult(_message.Message):
         worker: _builtins.int = ...,
         is_cached: _builtins.bool = ...,
         parts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "is_cached", b"is_cached", "item_id", b"item_id", "message", b"message", "parts", b"parts", "reward", b"reward", "status", b"status", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "index", b"index", "is_cached", b"is_cached", "item_id", b"item_id", "message", b"message", "parts", b"parts", "reward", b"reward", "status", b"status", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

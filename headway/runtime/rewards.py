@@ -1,0 +1,273 @@
+"""Ask the reward service for rewards: any replica, another one when it is down, and never a made-up number.
+
+    reward_fn -> [a queue] -> a free slot of the least loaded replica -> one streamed call for all that waits
+                                    |
+                   UNAVAILABLE, RESOURCE_EXHAUSTED: what has no result yet goes to another replica, after a pause
+
+Guarantee: `score` returns what a reward function returned, or raises: RewardTimeout when it ran past its limit, or no
+replica answered in time; RewardFailed for everything else. An infrastructure failure is never a reward of 0.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import orjson
+
+from headway.runtime.grpc_client import connect
+from headway.v1 import reward_pb2 as pb
+from headway.v1 import reward_pb2_grpc as rpc
+from headway.workflow.errors import RewardFailed, RewardTimeout
+
+log = logging.getLogger(__name__)
+
+MAX_ITEMS_PER_CALL = 256
+CALLS_PER_REPLICA = 4
+QUEUEING_S = 60.0
+"""How long an item may wait for its turn, beside its own limit."""
+RETRY_PAUSE_S = 0.2
+AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One item that waits for its result."""
+
+    item: pb.ScoreItem
+    answer: "asyncio.Future[pb.ScoreResult]"
+
+
+class Replica:
+    """One reward service."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.num_calls = 0
+        self.num_items = 0
+        self.rests_until = 0.0
+        """Monotonic second before which it is only asked when no other can be."""
+        self._channel = connect(address)
+        self.stub = rpc.RewardStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class RewardClient:
+    """Rewards from whichever replicas there are.
+
+    Example:
+        async with RewardClient(timeout_s=15) as rewards:
+            rewards.set_addresses(["10.0.0.4:7001", "10.0.0.5:7001"])
+            reward = await rewards.score(completion="... so 42", data={"answer": "42"}, item_id="0/17")
+    """
+
+    def __init__(self, timeout_s: float = 15.0, addresses: Iterable[str] = (), queueing_s: float = QUEUEING_S) -> None:
+        self._timeout_s = timeout_s
+        self._queueing_s = queueing_s
+        self._replicas: dict[str, Replica] = {}
+        self._waiting: deque[Asked] = deque()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
+        self._is_pump_due = False
+        self._addresses = tuple(addresses)
+
+    async def __aenter__(self) -> Self:
+        self.set_addresses(self._addresses)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = self._calls | self._closing
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in self._replicas.values():
+            await replica.close()
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._replicas)
+
+    @property
+    def num_waiting(self) -> int:
+        """Items that no replica has been asked for yet."""
+        return len(self._waiting)
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """The replicas that there are now. Calls that are running on one that is gone go on to their end."""
+        wanted = set(addresses)
+        for address in wanted - self._replicas.keys():
+            self._replicas[address] = Replica(address)
+        for address in self._replicas.keys() - wanted:
+            self._close_later(self._replicas.pop(address))
+        self._pump_soon()
+
+    def _close_later(self, replica: Replica) -> None:
+        async def close() -> None:
+            await asyncio.sleep(self._timeout_s if replica.num_calls else 0)
+            await replica.close()
+
+        task = asyncio.get_running_loop().create_task(close(), name=f"close {replica.address}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def reward_fn(
+        self, prompt: str, completion: str, prompt_ids: Sequence[int], completion_ids: Sequence[int], **data: Any
+    ) -> float:
+        """The reward callable of a workflow."""
+        return await self.score(completion, prompt, data, prompt_ids, completion_ids)
+
+    async def score(
+        self,
+        completion: str,
+        prompt: str = "",
+        data: dict[str, Any] | None = None,
+        prompt_ids: Sequence[int] = (),
+        completion_ids: Sequence[int] = (),
+        *,
+        item_id: str = "",
+        function: str = "",
+        timeout_s: float = 0.0,
+    ) -> float:
+        """The reward of one completion.
+
+        Args:
+            completion: What was generated.
+            prompt: What it answers.
+            data: The dataset row, JSON-able: keyword arguments of the function.
+            prompt_ids: Token ids of the prompt.
+            completion_ids: Token ids of the completion.
+            item_id: Names the item in logs and status, e.g. its task.
+            function: A function instead of the one in the experiment file.
+            timeout_s: A limit below the one in the experiment file; 0: that one.
+
+        Raises:
+            RewardTimeout: The function ran past its limit, or no service answered in time.
+            RewardFailed: The function failed, declined, or gave no number; or the service refused.
+        """
+        item = pb.ScoreItem(
+            item_id=item_id or str(next(self._numbers)),
+            prompt=prompt,
+            completion=completion,
+            prompt_ids=_packed(prompt_ids),
+            completion_ids=_packed(completion_ids),
+            data_json=orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY) if data else b"",
+            function=function,
+            timeout_s=timeout_s,
+        )
+        return reward_of(await self._result(item))
+
+    async def _result(self, item: pb.ScoreItem) -> pb.ScoreResult:
+        asked = Asked(item, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        self._pump_soon()
+        try:
+            async with asyncio.timeout(self._timeout_s + self._queueing_s):
+                return await asked.answer
+        except TimeoutError:
+            raise RewardTimeout(self._no_answer(item)) from None
+
+    def _no_answer(self, item: pb.ScoreItem) -> str:
+        replicas = ", ".join(self._replicas) or "there is none"
+        limit_s = self._timeout_s + self._queueing_s
+        return f"item {item.item_id}: no reward service answered within {limit_s:.0f} s ({replicas})"
+
+    def _pump_soon(self) -> None:
+        """Send what waits at the end of this turn of the loop, so that items asked for together travel together."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        while self._waiting and (replica := self._best_replica()) is not None:
+            batch = self._take()
+            if batch:
+                self._start_call(replica, batch)
+
+    def _best_replica(self) -> Replica | None:
+        """The least loaded replica that has a free slot and did not just fail."""
+        now = asyncio.get_running_loop().time()
+        free = [r for r in self._replicas.values() if r.num_calls < CALLS_PER_REPLICA and r.rests_until <= now]
+        return min(free, key=lambda replica: replica.num_items, default=None)
+
+    def _take(self) -> list[Asked]:
+        """The next call's items: a fair share of what waits, so that the other replicas get theirs."""
+        share = -(-len(self._waiting) // len(self._replicas))
+        taken = [self._waiting.popleft() for _ in range(min(share, MAX_ITEMS_PER_CALL))]
+        return [asked for asked in taken if not asked.answer.done()]
+
+    def _start_call(self, replica: Replica, batch: list[Asked]) -> None:
+        replica.num_calls += 1
+        replica.num_items += len(batch)
+        task = asyncio.get_running_loop().create_task(self._call(replica, batch), name=f"score at {replica.address}")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _call(self, replica: Replica, batch: list[Asked]) -> None:
+        missing = dict(enumerate(batch))
+        try:
+            await self._stream(replica, missing)
+            self._fail(missing.values(), "the service ended its answer early")
+        except grpc.aio.AioRpcError as error:
+            self._on_call_failed(replica, missing, error)
+        finally:
+            replica.num_calls -= 1
+            replica.num_items -= len(batch)
+            self._pump_soon()
+
+    async def _stream(self, replica: Replica, missing: dict[int, Asked]) -> None:
+        """One call; answered items leave `missing`."""
+        request = pb.ScoreRequest(items=[asked.item for asked in missing.values()])
+        async for reply in replica.stub.Score(request, timeout=self._timeout_s + self._queueing_s):
+            for result in reply.results:
+                asked = missing.pop(result.index, None)
+                if asked is not None and not asked.answer.done():
+                    asked.answer.set_result(result)
+
+    def _on_call_failed(self, replica: Replica, missing: dict[int, Asked], error: grpc.aio.AioRpcError) -> None:
+        """Let another replica, or this one a little later, score what has no result; refusals are final."""
+        if error.code() not in AGAIN:
+            self._fail(missing.values(), f"{replica.address}: {error.code().name}: {error.details()}")
+            return
+        log.warning(
+            "%s: %s: %s; %d items go elsewhere", replica.address, error.code().name, error.details(), len(missing)
+        )
+        loop = asyncio.get_running_loop()
+        replica.rests_until = loop.time() + RETRY_PAUSE_S
+        loop.call_later(RETRY_PAUSE_S, self._pump_soon)
+        self._waiting.extendleft(reversed(missing.values()))
+
+    def _fail(self, failed: Iterable[Asked], reason: str) -> None:
+        for asked in failed:
+            if not asked.answer.done():
+                asked.answer.set_exception(RewardFailed(f"item {asked.item.item_id}: {reason}"))
+
+
+def reward_of(result: pb.ScoreResult) -> float:
+    """The reward in a result.
+
+    Raises:
+        RewardTimeout: The function ran past its limit.
+        RewardFailed: The function failed, declined, or gave no number.
+    """
+    if result.status == pb.SCORE_STATUS_OK:
+        return result.reward
+    status = pb.ScoreStatus.Name(result.status).removeprefix("SCORE_STATUS_").lower()
+    text = f"item {result.item_id}: {status}: {result.message}"
+    raise RewardTimeout(text) if result.status == pb.SCORE_STATUS_TIMEOUT else RewardFailed(text)
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    """int32, little-endian."""
+    return np.asarray(ids, "<i4").tobytes() if len(ids) else b""

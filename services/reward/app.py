@@ -1,0 +1,50 @@
+"""The reward service: one door for production, the local launcher and the tests."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from headway.config import ExperimentConfig
+from headway.runtime.grpc_server import serve_grpc
+from headway.runtime.service import Placement, Running
+from headway.runtime.supervisor import Supervisor
+from headway.v1 import reward_pb2_grpc as rpc
+from services.reward.grpc_api import SERVICE, RewardApi
+from services.reward.plan import plan_of
+from services.reward.pool import Pool, PoolSettings
+from services.reward.scoring import Scoring
+
+
+@asynccontextmanager
+async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[Running]:
+    """Serve until the block is left; what was accepted is then finished first, within the limit of an item.
+
+    Raises:
+        InvalidInput: A function cannot be loaded, or `reward.kwargs` does not fit.
+    """
+    plan = plan_of(config)
+    settings = PoolSettings(
+        functions=plan.functions,
+        warm=[*plan.weights] or ["math"],
+        constants=plan.constants or {},
+        num_workers=config.reward.num_workers,
+        memory_limit_mb=config.reward.memory_limit_mb,
+        max_queued=config.reward.max_queued,
+    )
+    async with Supervisor() as supervisor, Pool(settings) as pool:
+        scoring = Scoring(pool, plan, config.reward.timeout_s)
+        supervisor.start("reward pool", _raise_failure(pool.failed))
+        api = RewardApi(scoring)
+        async with serve_grpc(
+            placement.host,
+            placement.grpc_port,
+            lambda server: rpc.add_RewardServicer_to_server(api, server),
+            [SERVICE],
+        ) as server:
+            yield Running(supervisor, {"grpc": server.port})
+            await server.set_serving(False)
+            await pool.drain(config.reward.timeout_s + 1)
+
+
+async def _raise_failure(failed: "asyncio.Future[None]") -> None:
+    await asyncio.shield(failed)

@@ -1,0 +1,116 @@
+"""The service's side of the fork server: start it, ask for workers, hear which have ended."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headway.errors import InvalidInput, TimedOut
+from services.reward.fork_server import MAX_DATAGRAM_BYTES
+
+START_TIMEOUT_S = 120.0
+
+
+class ForkClient:
+    """One fork server. Callbacks: `on_forked(number, pid)`, `on_ended(pid, wait status)`, `on_gone()`."""
+
+    def __init__(
+        self,
+        on_forked: Callable[[int, int], None],
+        on_ended: Callable[[int, int], None],
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._on_forked, self._on_ended, self._on_gone = on_forked, on_ended, on_gone
+        self._control: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._control is not None
+
+    async def start(self, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Start the process; returns what it knows of each function.
+
+        Raises:
+            InvalidInput: A function cannot be loaded.
+            TimedOut: It did not get ready in time.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._control = ours
+        command = (sys.executable, "-m", "services.reward.fork_server", str(theirs.fileno()), json.dumps(settings))
+        self._process = await asyncio.create_subprocess_exec(
+            *command, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        theirs.close()
+        try:
+            first = await asyncio.wait_for(
+                asyncio.get_running_loop().sock_recv(ours, MAX_DATAGRAM_BYTES), START_TIMEOUT_S
+            )
+        except TimeoutError as error:
+            await self.stop()
+            raise TimedOut(
+                f"the fork server did not load the reward functions within {START_TIMEOUT_S:.0f} s"
+            ) from error
+        described = json.loads(first or '{"failed": "the fork server ended at its start"}')
+        if "failed" in described:
+            await self.stop()
+            raise InvalidInput(described["failed"])
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
+        functions: dict[str, dict[str, Any]] = described["ready"]
+        return functions
+
+    def fork(self, number: int, descriptors: Sequence[int]) -> None:
+        """Ask for a worker that owns these descriptors; they are closed here."""
+        with contextlib.suppress(OSError):
+            if self._control is not None:
+                order = json.dumps({"do": "fork", "number": number}).encode()
+                socket.send_fds(self._control, [order], descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def kill(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            if self._control is not None:
+                self._control.send(json.dumps({"do": "kill", "pid": pid}).encode())
+
+    def _on_readable(self) -> None:
+        while self._control is not None:
+            try:
+                data = self._control.recv(MAX_DATAGRAM_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._close()
+                self._on_gone()
+                return
+            self._dispatch(json.loads(data))
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if "forked" in message:
+            self._on_forked(message["forked"], message["pid"])
+        else:
+            self._on_ended(message["ended"], message["status"])
+
+    def _close(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+
+    async def stop(self) -> None:
+        """End the fork server and with it every worker; returns when it is gone."""
+        self._close()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), 5.0)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+            self._process = None

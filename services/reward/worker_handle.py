@@ -1,0 +1,143 @@
+"""The service's side of one worker: its connection, its progress page, and the items it holds."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from headway.v1 import reward_pb2 as pb
+from services.reward.queues import Job
+from services.reward.wire import BadFrame, Chunk, ProgressPage, ResultReader, pack_chunk
+
+NICE = 15
+IDLE_POLICY = getattr(os, "SCHED_IDLE", None)
+
+
+class WorkerHandle(asyncio.Protocol):
+    """One worker process.
+
+    Callbacks: `on_results(worker, [(job, result), ...])` for answered items; `on_lost(worker)` when its connection ends
+    without having been asked to.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        on_results: Callable[["WorkerHandle", list[tuple[Job, pb.ScoreResult]]], None],
+        on_lost: Callable[["WorkerHandle"], None],
+    ) -> None:
+        self.number = number
+        self.pid = 0
+        self.starts_processes: bool | None = None
+        """Whether its functions may start processes; None: it has not run any yet."""
+        self.is_aside = False
+        """Runs one slow item, while another worker has taken its place."""
+        self.wait_status: int | None = None
+        self.is_closed = False
+        self.is_disconnected = False
+        self._on_results, self._on_lost = on_results, on_lost
+        self._page, self._page_descriptor = ProgressPage.create()
+        self._reader = ResultReader()
+        self._chunk: list[Job | None] = []
+        self._chunk_id = 0
+        self._num_open = 0
+        self._watched: tuple[int, int] | None = None
+        self._watched_cpu_s = 0.0
+
+    async def open(self) -> tuple[int, int]:
+        """Connect this side; returns the descriptors for the worker, which the caller closes."""
+        ours, theirs = socket.socketpair()
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        return theirs.detach(), self._page_descriptor
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        answered = []
+        try:
+            for chunk_id, index, packed in self._reader.feed(data):
+                job = self._answered(chunk_id, index)
+                if job is not None:
+                    answered.append((job, pb.ScoreResult.FromString(packed)))
+        except (BadFrame, ValueError):
+            self._transport.abort()
+        if answered:
+            self._on_results(self, answered)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_disconnected = True
+        if not self.is_closed:
+            self._on_lost(self)
+
+    def _answered(self, chunk_id: int, index: int) -> Job | None:
+        if chunk_id != self._chunk_id or index >= len(self._chunk):
+            return None
+        job, self._chunk[index] = self._chunk[index], None
+        self._num_open -= job is not None
+        return job
+
+    @property
+    def is_free(self) -> bool:
+        return self._num_open == 0 and not self.is_closed and not self.is_aside
+
+    @property
+    def num_open(self) -> int:
+        """Items sent and not answered."""
+        return self._num_open
+
+    def send(self, jobs: list[Job]) -> None:
+        self._chunk_id = (self._chunk_id + 1) & 0xFFFFFFFF
+        self._chunk = list(jobs)
+        self._num_open = len(jobs)
+        chunk = Chunk(self._chunk_id, [(job.function, job.packed) for job in jobs])
+        self._transport.write(pack_chunk(chunk))
+
+    def current(self) -> tuple[Job, float] | None:
+        """The item that runs now, and for how long, seconds; None: it is between items."""
+        progress = self._page.read()
+        if progress is None or progress[0] != self._chunk_id or progress[1] >= len(self._chunk):
+            return None
+        job = self._chunk[progress[1]]
+        return None if job is None else (job, time.monotonic() - progress[2])
+
+    def cpu_of_current_s(self) -> float:
+        """CPU seconds that the current item has used since this was first asked for it."""
+        progress = self._page.read()
+        position = progress[:2] if progress else None
+        with suppress(OSError):
+            used_s = time.clock_gettime((~self.pid << 3) | 2)  # the process's CPU clock: clock_getcpuclockid(3)
+            if position != self._watched:
+                self._watched, self._watched_cpu_s = position, used_s
+            return used_s - self._watched_cpu_s
+        return 0.0
+
+    def take(self, job: Job) -> None:
+        """Consider this item answered."""
+        self._chunk = [None if other is job else other for other in self._chunk]
+        self._num_open -= 1
+
+    def take_back(self, keep: Job | None = None) -> list[Job]:
+        """The unanswered items, without `keep`; results for them are ignored from now on."""
+        open_jobs = [job for job in self._chunk if job is not None and job is not keep]
+        self._chunk = [job if job is keep else None for job in self._chunk]
+        self._num_open = int(keep is not None)
+        return open_jobs
+
+    def lower_priority(self, is_last: bool) -> None:
+        """Let others go first; `is_last`: only use what nobody else wants."""
+        with suppress(OSError):
+            if is_last and IDLE_POLICY is not None:
+                os.sched_setscheduler(self.pid, IDLE_POLICY, os.sched_param(0))
+            else:
+                os.setpriority(os.PRIO_PROCESS, self.pid, NICE)
+
+    def close(self) -> None:
+        """Forget the worker; killing it is the fork server's."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._transport.abort()
+            self._page.close()
