@@ -1,11 +1,12 @@
 """The samples of one train step, laid end to end, and how tokens, samples and groups are told apart.
 
-Everything that belongs to a token is a flat tensor [T], T = the sum of the lengths: no padding exists that could be trained on.
-Values belong to the token itself and are not shifted: `logprobs[i]` is the log-probability of token i given the tokens before it,
-and `loss_mask[i]` says whether that probability carries gradient. The first token of a sample has nothing before it and never does.
+What belongs to a token is a flat tensor [T], T = the sum of the lengths: no padding exists that could be trained on.
+Values belong to the token itself and are not shifted: `logprobs[i]` is the log-probability of token i given the tokens
+before it, and `loss_mask[i]` says whether that probability carries gradient. The first token of a sample has nothing
+before it and never does.
 
-Guarantee: a batch made by `from_groups` holds only finite numbers. A token whose log-probability is not finite, and every token
-of a sample whose reward is not finite, carries no gradient and is counted in `num_invalid_tokens`.
+Guarantee: a batch made by `from_groups` holds only finite numbers. A token whose log-probability is not finite, and
+every token of a sample whose reward is not finite, carries no gradient and is counted in `num_invalid_tokens`.
 """
 
 from collections.abc import Iterable, Sequence
