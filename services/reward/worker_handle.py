@@ -6,6 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast
+
+from google.protobuf.message import DecodeError
 
 from headway.v1 import reward_pb2 as pb
 from services.reward.queues import Job
@@ -40,6 +43,7 @@ class WorkerHandle(asyncio.Protocol):
         self._on_results, self._on_lost = on_results, on_lost
         self._page, self._page_descriptor = ProgressPage.create()
         self._reader = ResultReader()
+        self._transport: asyncio.Transport | None = None
         self._chunk: list[Job | None] = []
         self._chunk_id = 0
         self._num_open = 0
@@ -53,8 +57,7 @@ class WorkerHandle(asyncio.Protocol):
         return theirs.detach(), self._page_descriptor
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         answered = []
@@ -63,8 +66,8 @@ class WorkerHandle(asyncio.Protocol):
                 job = self._answered(chunk_id, index)
                 if job is not None:
                     answered.append((job, pb.ScoreResult.FromString(packed)))
-        except (BadFrame, ValueError):
-            self._transport.abort()
+        except (BadFrame, DecodeError):
+            self._abort()
         if answered:
             self._on_results(self, answered)
 
@@ -94,6 +97,7 @@ class WorkerHandle(asyncio.Protocol):
         self._chunk = list(jobs)
         self._num_open = len(jobs)
         chunk = Chunk(self._chunk_id, [(job.function, job.packed) for job in jobs])
+        assert self._transport is not None, "only a forked worker is free, and it is connected"
         self._transport.write(pack_chunk(chunk))
 
     def current(self) -> tuple[Job, float] | None:
@@ -139,5 +143,9 @@ class WorkerHandle(asyncio.Protocol):
         """Forget the worker; killing it is the fork server's."""
         if not self.is_closed:
             self.is_closed = True
-            self._transport.abort()
+            self._abort()
             self._page.close()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
