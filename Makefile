@@ -1,0 +1,56 @@
+# Everything a person does with the project. `make help` lists it; each target does its own set-up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := headway services tests benchmarks examples tools
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-unit test-sglang verify fix stubs lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make the virtual environment with pinned dependencies and an etcd binary
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headway needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --editable .
+	@touch $@
+
+quickstart: setup ## Train a small model on this machine: services come up, reward rises, a report appears
+	$(BIN)/headway up configs/quickstart.yaml
+
+smollm2: setup ## Prepare SmolLM2-135M-Instruct as models/SmolLM2-135M-Instruct
+	$(BIN)/python tools/prepare_smollm2.py models/SmolLM2-135M-Instruct
+
+test: setup ## Run the whole test suite
+	$(PYTEST)
+
+test-unit: setup ## Run the unit tests
+	$(PYTEST) tests/unit
+
+verify: setup ## Check style, types, layers and generated stubs
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" tools/generate_stubs.sh --check
+
+fix: setup ## Format, and mend what can be mended
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+stubs: setup ## Generate headway/v1 from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" tools/generate_stubs.sh
+
+lock: ## Pin the newest dependencies that fit into requirements.lock
+	tools/lock.sh
+
+clean: ## Remove what runs and builds have left
+	rm -rf runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,234 @@
+"""Child processes of the local launcher: started in order, watched together, ended together.
+
+    start -> (line HEADWAY_READY on stdout) -> ready -> ended
+                                                 |
+                   Ctrl-C, or another child failed: SIGTERM, then SIGKILL to its whole process group
+
+Guarantee: when `processes` is left, no process of it is running, whatever happened; and each child dies with the
+launcher, even when that is killed. Output goes to one log file a child; the last lines are kept for the error.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from headway.errors import HeadwayError, TimedOut
+from headway.runtime.service import READY_PREFIX
+
+NUM_LAST_LINES = 15
+TERMINATE_GRACE_S = 5.0
+KILL_GRACE_S = 2.0
+PR_SET_PDEATHSIG = 1
+Result = TypeVar("Result")
+
+
+class ChildFailed(HeadwayError):
+    """A child ended that should not have; the message has its name, how it ended, and its last lines."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start."""
+
+    name: str
+    """For people: "reward/0"."""
+    argv: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    """Added to the launcher's own."""
+    is_foundation: bool = False
+    """Others need it to end cleanly: it is stopped after them."""
+    may_end: bool = False
+    """Ending by itself with exit code 0 is no failure."""
+
+
+class Child:
+    """One process and its output."""
+
+    def __init__(
+        self, command: Command, process: asyncio.subprocess.Process, output: asyncio.StreamReader, log: Path
+    ) -> None:
+        self.command = command
+        self.log = log
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self.ports: dict[str, int] = {}
+        self.is_ready = asyncio.Event()
+        self._process = process
+        self._output = output
+        self._pump = asyncio.create_task(self._copy_output(), name=f"output of {command.name}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def ended(self) -> int:
+        """Wait until the process has ended and its output is read; its exit code."""
+        code = await self._process.wait()
+        await asyncio.wait({self._pump}, timeout=KILL_GRACE_S)
+        return code
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait for the line that says so.
+
+        Raises:
+            TimedOut: It did not come in time.
+        """
+        try:
+            await asyncio.wait_for(self.is_ready.wait(), timeout_s)
+        except TimeoutError as error:
+            raise TimedOut(f"{self.command.name} was not ready within {timeout_s:.0f} s; {self._tail()}") from error
+
+    def failure(self) -> ChildFailed:
+        """The error that says how the process ended."""
+        code = self.returncode or 0
+        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return ChildFailed(f"{self.command.name} ended ({how}); {self._tail()}")
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def _tail(self) -> str:
+        lines = "\n".join(f"    {line}" for line in self.last_lines)
+        return f"log {self.log}, last lines:\n{lines}" if lines else f"log {self.log} is empty"
+
+    async def _copy_output(self) -> None:
+        with self.log.open("a", encoding="utf-8") as file:
+            async for raw in self._output:
+                self._on_line(raw.decode(errors="replace").rstrip("\n"), file)
+
+    def _on_line(self, line: str, file: IO[str]) -> None:
+        print(line, file=file, flush=True)
+        if line.startswith(READY_PREFIX):
+            self.ports = json.loads(line.removeprefix(READY_PREFIX))["ports"]
+            self.is_ready.set()
+        else:
+            self.last_lines.append(line)
+
+
+class Processes:
+    """The children of one launch."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self.children: list[Child] = []
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._transports: list[asyncio.ReadTransport] = []
+
+    async def start(self, command: Command) -> Child:
+        """Start a process in a group of its own, and watch it.
+
+        Raises:
+            HeadwayError: The program is not there.
+        """
+        read_end, write_end = os.pipe()
+        try:
+            process = await _spawn(command, write_end)
+        except FileNotFoundError as error:
+            os.close(read_end)
+            raise HeadwayError(f"cannot start {command.name}: no program {command.argv[0]!r}") from error
+        finally:
+            os.close(write_end)
+        output, transport = await _reader_of(read_end)
+        self._transports.append(transport)
+        child = Child(command, process, output, self._log_folder / f"{command.name.replace('/', '-')}.log")
+        self.children.append(child)
+        watch = asyncio.create_task(self._watch(child), name=f"watch {command.name}")
+        self._watches.add(watch)
+        return child
+
+    async def guarded(self, work: Awaitable[Result]) -> Result:
+        """The result of `work`, unless a child fails first.
+
+        Raises:
+            ChildFailed: A child ended that should not have.
+        """
+        working = asyncio.ensure_future(work)
+        try:
+            either: set[asyncio.Future[Any]] = {working, self._failed}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                self._failed.result()
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
+
+    async def stop(self) -> None:
+        """End all children: politely, those that others stand on last; then by force."""
+        for watch in self._watches:
+            watch.cancel()
+        for is_foundation, grace_s in ((False, TERMINATE_GRACE_S), (True, KILL_GRACE_S)):
+            alive = [c for c in self.children if c.returncode is None and c.command.is_foundation is is_foundation]
+            for child in alive:
+                child.signal(signal.SIGTERM)
+            await _wait_for(alive, grace_s)
+        for child in self.children:
+            child.signal(signal.SIGKILL)  # the group: whatever a child has left behind
+        await _wait_for(self.children, KILL_GRACE_S)
+        for transport in self._transports:
+            transport.close()
+
+    async def _watch(self, child: Child) -> None:
+        code = await child.ended()
+        if (code != 0 or not child.command.may_end) and not self._failed.done():
+            self._failed.set_exception(child.failure())
+
+
+async def _spawn(command: Command, output: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *command.argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **command.environment},
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
+
+
+async def _reader_of(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """Read a pipe of our own: with asyncio's, a process only counts as ended when its children have closed it too."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 20, loop=loop)
+    pipe = os.fdopen(descriptor, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), pipe)
+    return reader, transport
+
+
+async def _wait_for(children: Sequence[Child], timeout_s: float) -> None:
+    waits = [asyncio.ensure_future(child.ended()) for child in children]
+    if waits:
+        await asyncio.wait(waits, timeout=timeout_s)
+    for wait in waits:
+        wait.cancel()
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@asynccontextmanager
+async def processes(log_folder: Path) -> AsyncIterator[Processes]:
+    """The children of one launch, logging to a folder that is there; all are gone when the block is left."""
+    running = Processes(log_folder)
+    try:
+        yield running
+    finally:
+        await asyncio.shield(running.stop())
