@@ -151,7 +151,7 @@ class Pool:
         for worker in [worker for worker in self._workers.values() if worker.is_free and worker.pid]:
             function = self._queues.next_function()
             if function is None:
-                return
+                break
             if worker.starts_processes not in (None, self._queues[function].starts_processes):
                 self._remove(worker)
                 continue
