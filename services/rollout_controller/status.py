@@ -1,0 +1,303 @@
+"""What the controller tells people and the launcher: the models of `/v1/status` and `/v1/report`, and their filling."""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headway.core.ledger import Failure, TaskState
+from headway.core.trajectory import Outcome
+from headway.runtime.waits import Wait
+from services.rollout_controller.controller import RolloutController, StepRecord
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ServiceStatus(Model):
+    """A service, as it is registered in name-resolve."""
+
+    name: str = Field(description="Service and instance, `reward/0`.")
+    address: str = Field(description="Where it is called: `host:port`, or the URL of an engine.")
+    metadata: dict[str, str] = Field(description="What it says of itself, such as the address of its HTTP API.")
+
+
+class ServerStatus(Model):
+    """An inference server, as the controller sees it."""
+
+    name: str = Field(description="Its instance in name-resolve.")
+    address: str = Field(description="URL of its engine.")
+    state: str = Field(description="Whether requests are sent to it, and if not, why.")
+    served_version: str | None = Field(description="The version that it reports, `v1.12`; null: not known.")
+    num_requests: int = Field(description="Requests that it works on for this controller.")
+    detail: str = Field(default="", description="The last failure, or what it is waited for.")
+
+
+class FailureStatus(Model):
+    """An attempt that came to nothing."""
+
+    task_id: str
+    attempt: int
+    outcome: str
+    message: str
+
+
+class TaskStatus(Model):
+    """Tasks by state. Their sum is `submitted`."""
+
+    submitted: int
+    pending: int = Field(description="Wait to be started.")
+    running: int
+    saving: int = Field(description="Finished, on their way to the disk.")
+    ready: int = Field(description="Wait to be handed out.")
+    leased: int = Field(description="Handed out; their step is not committed.")
+    consumed: int = Field(description="Trained on.")
+    rejected: int = Field(description="Ended by the workflow or by `should_accept_fn`.")
+    quarantined: int = Field(description="Given up after three attempts.")
+    is_conserved: bool = Field(description="Whether the states add up to `submitted`.")
+
+
+class DiscardStatus(Model):
+    """Attempts that did not end in a consumed group, of one reason."""
+
+    count: int
+    examples: list[FailureStatus] = Field(description="The last few.")
+
+
+class StalenessStatus(Model):
+    """The bound, and what it holds back."""
+
+    policy: str
+    eta: int = Field(
+        description="How many steps old a token may be that is trained on (`rollout.max_head_offpolicyness`)."
+    )
+    batch_size: int = Field(description="Groups a step consumes (B).")
+    served_step: int = Field(description="Newest step that the whole fleet has served; -1: none.")
+    outstanding: int = Field(description="Groups started and not yet trained on.")
+    limit: int = Field(description="How many groups may be outstanding, (eta + 1) * B.")
+    max_concurrent: int = Field(description="How many tasks may run at once.")
+    capacity: int = Field(description="How many rollouts may start now.")
+    holds_back: str = Field(description="Why no more rollouts are started now; empty: nothing holds them back.")
+
+
+class WaitStatus(Model):
+    """Something that is being waited for."""
+
+    what: str
+    since_s: float
+
+
+class StepStatus(Model):
+    """A train step, as the controller saw it."""
+
+    step: int
+    version: str | None = Field(description="The version that it made, `v1.13`; null: not committed.")
+    is_skipped: bool = Field(description="It made no version (its gradient was not finite).")
+    num_groups: int
+    waited_s: float = Field(description="How long the trainer waited for its batch.")
+    tokens_by_staleness: dict[int, int] = Field(description="Gradient-carrying tokens by their staleness in steps.")
+    masked_by_staleness: dict[int, int] = Field(description="Tokens that lost their gradient, by their staleness.")
+    committed_at: float | None = Field(description="Unix seconds.")
+    stats: dict[str, float] = Field(description="What the trainer said of the step.")
+
+
+class StalenessHistogram(Model):
+    """Tokens of all handed-out batches by their staleness in steps."""
+
+    gradient: dict[int, int] = Field(description="Carried gradient.")
+    masked: dict[int, int] = Field(description="Lost their gradient, being older than eta.")
+
+
+class TimingStatus(Model):
+    """Where the time of accepted groups went: means in seconds since the start of this process."""
+
+    num_groups: int
+    pending_s: float = Field(description="From submission to the start: the budget, free slots, servers.")
+    rollout_s: float = Field(description="From the start to the end of the last sample.")
+    generate_s: float = Field(description="Of it, in generation; mean over samples.")
+    reward_s: float = Field(description="Of it, in rewards; mean over samples.")
+    other_s: float = Field(
+        description="Of it, neither: the workflow's own code, and samples that wait for the slowest of their group."
+    )
+    journal_s: float = Field(description="From the end until the group was on disk.")
+
+
+class ControllerStatus(Model):
+    """Everything a person asks first."""
+
+    run: str = Field(description="Experiment and trial.")
+    uptime_s: float
+    published_version: str | None = Field(description="Newest version in name-resolve; null: none yet.")
+    services: list[ServiceStatus]
+    servers: list[ServerStatus]
+    tasks: TaskStatus
+    discards: dict[str, DiscardStatus] = Field(description="By reason.")
+    num_rollouts: dict[str, int] = Field(description="Rollouts of this process by how they ended.")
+    quarantined: dict[str, list[FailureStatus]] = Field(description="The history of tasks that were given up.")
+    staleness: StalenessStatus
+    waits: list[WaitStatus] = Field(description="Oldest first.")
+    last_step: StepStatus | None
+    num_steps: int = Field(description="Committed steps.")
+    tokens: StalenessHistogram
+    timing: TimingStatus
+
+
+class ControllerReport(ControllerStatus):
+    """The status, and the whole history."""
+
+    history: list[StepStatus]
+
+
+class Status:
+    """Fills the models from a controller.
+
+    Args:
+        run: Experiment and trial.
+        controller: Whose status it is.
+        surroundings: What is known of the other services.
+    """
+
+    def __init__(
+        self, run: str, controller: RolloutController, surroundings: "Surroundings", started_at: float
+    ) -> None:
+        self._run = run
+        self._controller = controller
+        self._surroundings = surroundings
+        self._started_at = started_at
+
+    def status(self, now: float) -> ControllerStatus:
+        controller, around = self._controller, self._surroundings
+        committed = [record for record in controller.history if record.version is not None]
+        return ControllerStatus(
+            run=self._run,
+            uptime_s=now - self._started_at,
+            published_version=around.published_version,
+            services=around.services(),
+            servers=around.servers(),
+            tasks=task_status(controller),
+            discards=discard_status(controller),
+            num_rollouts={outcome.value: count for outcome, count in controller.num_outcomes.items()},
+            quarantined={task: failures(history) for task, history in controller.ledger.quarantined.items()},
+            staleness=staleness_status(controller),
+            waits=[wait_status(wait) for wait in controller.waits.snapshot()],
+            last_step=step_status(committed[-1]) if committed else None,
+            num_steps=len(committed),
+            tokens=histogram(controller.history),
+            timing=timing_status(controller),
+        )
+
+    def report(self, now: float) -> ControllerReport:
+        history = [step_status(record) for record in self._controller.history]
+        return ControllerReport(**dict(self.status(now)), history=history)
+
+
+class Surroundings:
+    """What is known of the other services; the app keeps it current."""
+
+    published_version: str | None = None
+
+    def services(self) -> list[ServiceStatus]:
+        return []
+
+    def servers(self) -> list[ServerStatus]:
+        return []
+
+
+def task_status(controller: RolloutController) -> TaskStatus:
+    counts = {state.value: controller.ledger.counts[state] for state in TaskState}
+    submitted = controller.ledger.num_submitted
+    return TaskStatus(submitted=submitted, is_conserved=submitted == sum(counts.values()), **counts)
+
+
+def discard_status(controller: RolloutController) -> dict[str, DiscardStatus]:
+    ledger = controller.ledger
+    return {
+        outcome.value: DiscardStatus(count=count, examples=failures(ledger.examples.get(outcome, [])))
+        for outcome, count in ledger.num_discarded.items()
+    }
+
+
+def failures(history: Sequence[Failure]) -> list[FailureStatus]:
+    return [
+        FailureStatus(task_id=one.task_id, attempt=one.attempt, outcome=one.outcome.value, message=one.message)
+        for one in history
+    ]
+
+
+def staleness_status(controller: RolloutController) -> StalenessStatus:
+    budget, settings = controller.budget, controller.settings
+    return StalenessStatus(
+        policy=settings.policy.value,
+        eta=settings.eta,
+        batch_size=settings.batch_size,
+        served_step=controller.served,
+        outstanding=controller.ledger.num_outstanding(controller.get_version()),
+        limit=budget.get_pending_limit(),
+        max_concurrent=settings.max_concurrent,
+        capacity=max(0, budget.get_capacity()),
+        holds_back=holds_back(controller),
+    )
+
+
+def holds_back(controller: RolloutController) -> str:
+    """Why no rollout is started now, in words."""
+    budget = controller.budget
+    if controller.served < 0:
+        return "no server serves a published version yet"
+    if controller.dispatcher.is_paused:
+        return "new starts are paused"
+    if budget.staleness_capacity <= 0:
+        out, limit = budget.num_outstanding, budget.get_pending_limit()
+        return f"staleness: {out} groups are not yet trained on and served; the limit is {limit}"
+    if budget.concurrency_capacity <= 0:
+        return f"rollout.max_concurrent_rollouts: {budget.get_stats().running} tasks run"
+    if not controller.dispatcher.num_pending:
+        return "no task is pending: the trainer has not submitted more"
+    return ""
+
+
+def wait_status(wait: Wait) -> WaitStatus:
+    return WaitStatus(what=wait.what, since_s=wait.since_s)
+
+
+def step_status(record: StepRecord) -> StepStatus:
+    return StepStatus(
+        step=record.step,
+        version=record.version.label if record.version else None,
+        is_skipped=record.version is not None and record.version.step == record.step,
+        num_groups=record.num_groups,
+        waited_s=record.waited_s,
+        tokens_by_staleness=record.tokens_by_staleness,
+        masked_by_staleness=record.masked_by_staleness,
+        committed_at=record.committed_at,
+        stats=record.stats,
+    )
+
+
+def histogram(history: Sequence[StepRecord]) -> StalenessHistogram:
+    return StalenessHistogram(
+        gradient=_sum([record.tokens_by_staleness for record in history]),
+        masked=_sum([record.masked_by_staleness for record in history]),
+    )
+
+
+def _sum(parts: Sequence[dict[int, int]]) -> dict[int, int]:
+    ages = sorted({age for part in parts for age in part})
+    return {age: sum(part.get(age, 0) for part in parts) for age in ages}
+
+
+def timing_status(controller: RolloutController) -> TimingStatus:
+    timing = controller.timing
+    num = max(1, timing.num)
+    return TimingStatus(
+        num_groups=timing.num,
+        pending_s=timing.pending_s / num,
+        rollout_s=timing.rollout_s / num,
+        generate_s=timing.generate_s / num,
+        reward_s=timing.reward_s / num,
+        other_s=max(0.0, timing.rollout_s - timing.generate_s - timing.reward_s) / num,
+        journal_s=timing.journal_s / num,
+    )
+
+
+__all__ = ["ControllerReport", "ControllerStatus", "Outcome", "ServerStatus", "ServiceStatus", "Status", "Surroundings"]
