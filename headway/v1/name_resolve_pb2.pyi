@@ -113,11 +113,19 @@ class RegisterRequest(_message.Message):
     TTL_S_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     value: _builtins.str
     ttl_s: _builtins.float
     """0: stays until deleted."""
     replace: _builtins.bool
+    owner: _builtins.str
+    """Who registers, unique to a process. A name held by the same owner is replaced even without `replace`,
+    so that a call whose reply was lost can be made again. Empty: nobody.
+    """
+    lease_id: _builtins.int
+    """Put the name under this living lease instead of granting one. Errors: NOT_FOUND when it has lapsed."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -128,10 +136,12 @@ class RegisterRequest(_message.Message):
         ttl_s: _builtins.float = ...,
         replace: _builtins.bool = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        owner: _builtins.str = ...,
+        lease_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "name", b"name", "replace", b"replace", "ttl_s", b"ttl_s", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "metadata", b"metadata", "name", b"name", "owner", b"owner", "replace", b"replace", "ttl_s", b"ttl_s", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,7 +196,7 @@ class KeepAliveReply(_message.Message):
     TTL_S_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     ttl_s: _builtins.float
-    """Time to live from now, seconds."""
+    """Time to live from now, seconds. 0: the lease has lapsed and its names are gone; register again."""
     def __init__(
         self,
         *,
@@ -207,18 +217,25 @@ class DeregisterRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    WITH_VERSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """One of both; a prefix removes everything below it."""
+    """One of the three: a name; a prefix with everything below it; a lease with every name under it."""
     prefix: _builtins.str
+    lease_id: _builtins.int
+    with_versions: _builtins.bool
+    """With a prefix: forget the published versions of the runs below it too. Terms are kept, so that no version is used twice."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         prefix: _builtins.str = ...,
+        lease_id: _builtins.int = ...,
+        with_versions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "name", b"name", "prefix", b"prefix", "with_versions", b"with_versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,35 +337,33 @@ Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
 class WatchReply(_message.Message):
+    """A snapshot, or the changes of one or more whole revisions: a watch that resumes misses nothing and sees nothing twice."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
-    PUT_FIELD_NUMBER: _builtins.int
-    REMOVED_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
-    removed: _builtins.str
-    """The name that is gone."""
     revision: _builtins.int
     """Resume from here."""
     @_builtins.property
-    def snapshot(self) -> Global___Snapshot: ...
+    def snapshot(self) -> Global___Snapshot:
+        """The first reply of a watch from nowhere, and the reply where changes were compacted away."""
+
     @_builtins.property
-    def put(self) -> Global___Entry: ...
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]: ...
     def __init__(
         self,
         *,
         snapshot: Global___Snapshot | None = ...,
-        put: Global___Entry | None = ...,
-        removed: _builtins.str = ...,
+        changes: _abc.Iterable[Global___Change] | None = ...,
         revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "put", b"put", "removed", b"removed", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "put", b"put", "removed", b"removed", "revision", b"revision", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "revision", b"revision", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["snapshot", "put", "removed"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchReply: _TypeAlias = WatchReply  # noqa: Y015
 
@@ -373,6 +388,32 @@ class Snapshot(_message.Message):
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
+class Change(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUT_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    removed: _builtins.str
+    """The name that is gone."""
+    @_builtins.property
+    def put(self) -> Global___Entry: ...
+    def __init__(
+        self,
+        *,
+        put: Global___Entry | None = ...,
+        removed: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["put", b"put", "removed", b"removed", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["put", b"put", "removed", b"removed", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["put", "removed"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___Change: _TypeAlias = Change  # noqa: Y015
+
+@_typing.final
 class VersionRecord(_message.Message):
     """A published version. One version names one manifest for ever."""
 
@@ -382,12 +423,18 @@ class VersionRecord(_message.Message):
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     PUBLISHED_AT_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     manifest_sha256: _builtins.str
     """sha256 of the manifest file, hex."""
     fencing_token: _builtins.int
     """Fencing token of the leader that published it."""
     published_at: _builtins.float
     """Unix seconds."""
+    sequence: _builtins.int
+    """1 for the first publication of the run, then one more for each."""
+    run: _builtins.str
+    """"experiment/trial"."""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     def __init__(
@@ -397,10 +444,12 @@ class VersionRecord(_message.Message):
         manifest_sha256: _builtins.str = ...,
         fencing_token: _builtins.int = ...,
         published_at: _builtins.float = ...,
+        sequence: _builtins.int = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "manifest_sha256", b"manifest_sha256", "published_at", b"published_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "manifest_sha256", b"manifest_sha256", "published_at", b"published_at", "run", b"run", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,19 +524,66 @@ class GetVersionRequest(_message.Message):
 Global___GetVersionRequest: _TypeAlias = GetVersionRequest  # noqa: Y015
 
 @_typing.final
+class ListVersionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """Empty: all runs."""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsRequest: _TypeAlias = ListVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListVersionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___VersionRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsReply: _TypeAlias = ListVersionsReply  # noqa: Y015
+
+@_typing.final
 class WatchVersionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    FROM_REVISION_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
+    from_revision: _builtins.int
+    """Resume: the revision and the sequence of the last reply. 0: from the current version."""
+    after_sequence: _builtins.int
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        from_revision: _builtins.int = ...,
+        after_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "from_revision", b"from_revision", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,8 +595,11 @@ class WatchVersionReply(_message.Message):
 
     RECORD_FIELD_NUMBER: _builtins.int
     HAS_GAP_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     has_gap: _builtins.bool
     """True when versions between the last one sent and this one were skipped."""
+    revision: _builtins.int
+    """Resume from here."""
     @_builtins.property
     def record(self) -> Global___VersionRecord: ...
     def __init__(
@@ -508,10 +607,11 @@ class WatchVersionReply(_message.Message):
         *,
         record: Global___VersionRecord | None = ...,
         has_gap: _builtins.bool = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_gap", b"has_gap", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_gap", b"has_gap", "record", b"record", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,22 +624,26 @@ class CampaignRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CANDIDATE_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The office stood for, "experiment/trial/leader/trainer"."""
     candidate: _builtins.str
     """Who stands, shown to people."""
     ttl_s: _builtins.float
     """Leadership lapses when the candidate is silent for so long, seconds."""
+    lease_id: _builtins.int
+    """Go on with a candidature whose stream broke. Errors: NOT_FOUND when it has lapsed."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         candidate: _builtins.str = ...,
         ttl_s: _builtins.float = ...,
+        lease_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "name", b"name", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "lease_id", b"lease_id", "name", b"name", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,6 +657,7 @@ class CampaignReply(_message.Message):
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     fencing_token: _builtins.int
     """Grows with each leadership; meaningful when is_leader."""
@@ -560,6 +665,8 @@ class CampaignReply(_message.Message):
     """1 for the first leader, then one more for each; meaningful when is_leader."""
     leader: _builtins.str
     """The current leader, for people."""
+    lease_id: _builtins.int
+    """Keep it alive."""
     def __init__(
         self,
         *,
@@ -567,10 +674,11 @@ class CampaignReply(_message.Message):
         fencing_token: _builtins.int = ...,
         term: _builtins.int = ...,
         leader: _builtins.str = ...,
+        lease_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "is_leader", b"is_leader", "leader", b"leader", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "is_leader", b"is_leader", "leader", b"leader", "lease_id", b"lease_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

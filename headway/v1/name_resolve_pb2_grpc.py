@@ -69,6 +69,11 @@ class NameResolveStub:
                 request_serializer=headway_dot_v1_dot_name__resolve__pb2.GetVersionRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_name__resolve__pb2.VersionRecord.FromString,
                 _registered_method=True)
+        self.ListVersions = channel.unary_unary(
+                '/headway.v1.NameResolve/ListVersions',
+                request_serializer=headway_dot_v1_dot_name__resolve__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_name__resolve__pb2.ListVersionsReply.FromString,
+                _registered_method=True)
         self.WatchVersion = channel.unary_stream(
                 '/headway.v1.NameResolve/WatchVersion',
                 request_serializer=headway_dot_v1_dot_name__resolve__pb2.WatchVersionRequest.SerializeToString,
@@ -93,15 +98,14 @@ class NameResolveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request_iterator, context):
-        """Keep a lease alive for as long as requests come; each request gets a reply.
-        Errors: NOT_FOUND when the lease has lapsed: register again.
+        """Keep leases alive for as long as requests come; each request gets a reply, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Deregister(self, request, context):
-        """Errors: NOT_FOUND.
+        """Errors: NOT_FOUND (one name).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +121,7 @@ class NameResolveServicer:
 
     def Watch(self, request, context):
         """A snapshot of the prefix, then every change in order. With `from_revision` only the changes after it;
-        where that is compacted, a new snapshot.
+        where those are compacted, a new snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,8 +129,8 @@ class NameResolveServicer:
 
     def PublishVersion(self, request, context):
         """Publish a version: greater than the last one, and by the holder of the highest fencing token.
-        Idempotent for the same version and manifest.
-        Errors: FAILED_PRECONDITION with the current version in the message.
+        Idempotent for the same version, manifest and token.
+        Errors: FAILED_PRECONDITION with the current version or leader in the message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,6 +138,13 @@ class NameResolveServicer:
 
     def GetVersion(self, request, context):
         """Errors: NOT_FOUND before the first publication.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListVersions(self, request, context):
+        """The current version of every run below a prefix, in the order of their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +158,9 @@ class NameResolveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Campaign(self, request, context):
-        """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream.
+        """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream, and as long as the
+        candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
+        Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +203,11 @@ def add_NameResolveServicer_to_server(servicer, server):
                     servicer.GetVersion,
                     request_deserializer=headway_dot_v1_dot_name__resolve__pb2.GetVersionRequest.FromString,
                     response_serializer=headway_dot_v1_dot_name__resolve__pb2.VersionRecord.SerializeToString,
+            ),
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=headway_dot_v1_dot_name__resolve__pb2.ListVersionsRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_name__resolve__pb2.ListVersionsReply.SerializeToString,
             ),
             'WatchVersion': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchVersion,
@@ -391,6 +409,33 @@ class NameResolve:
             '/headway.v1.NameResolve/GetVersion',
             headway_dot_v1_dot_name__resolve__pb2.GetVersionRequest.SerializeToString,
             headway_dot_v1_dot_name__resolve__pb2.VersionRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.NameResolve/ListVersions',
+            headway_dot_v1_dot_name__resolve__pb2.ListVersionsRequest.SerializeToString,
+            headway_dot_v1_dot_name__resolve__pb2.ListVersionsReply.FromString,
             options,
             channel_credentials,
             insecure,

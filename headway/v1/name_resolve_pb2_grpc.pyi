@@ -39,30 +39,33 @@ class NameResolveStub:
     Errors: ALREADY_EXISTS when the name is taken and `replace` is false.
     """
     KeepAlive: _grpc.StreamStreamMultiCallable[_name_resolve_pb2.KeepAliveRequest, _name_resolve_pb2.KeepAliveReply]
-    """Keep a lease alive for as long as requests come; each request gets a reply.
-    Errors: NOT_FOUND when the lease has lapsed: register again.
-    """
+    """Keep leases alive for as long as requests come; each request gets a reply, in order."""
     Deregister: _grpc.UnaryUnaryMultiCallable[_name_resolve_pb2.DeregisterRequest, _name_resolve_pb2.DeregisterReply]
-    """Errors: NOT_FOUND."""
+    """Errors: NOT_FOUND (one name)."""
     Resolve: _grpc.UnaryUnaryMultiCallable[_name_resolve_pb2.ResolveRequest, _name_resolve_pb2.ResolveReply]
     """Read one name or all below a prefix, in the order of their names; or wait until there are at least `min_entries`.
     Errors: NOT_FOUND (one name, no waiting); DEADLINE_EXCEEDED names what was missing.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_name_resolve_pb2.WatchRequest, _name_resolve_pb2.WatchReply]
     """A snapshot of the prefix, then every change in order. With `from_revision` only the changes after it;
-    where that is compacted, a new snapshot.
+    where those are compacted, a new snapshot.
     """
     PublishVersion: _grpc.UnaryUnaryMultiCallable[_name_resolve_pb2.PublishVersionRequest, _name_resolve_pb2.PublishVersionReply]
     """Publish a version: greater than the last one, and by the holder of the highest fencing token.
-    Idempotent for the same version and manifest.
-    Errors: FAILED_PRECONDITION with the current version in the message.
+    Idempotent for the same version, manifest and token.
+    Errors: FAILED_PRECONDITION with the current version or leader in the message.
     """
     GetVersion: _grpc.UnaryUnaryMultiCallable[_name_resolve_pb2.GetVersionRequest, _name_resolve_pb2.VersionRecord]
     """Errors: NOT_FOUND before the first publication."""
+    ListVersions: _grpc.UnaryUnaryMultiCallable[_name_resolve_pb2.ListVersionsRequest, _name_resolve_pb2.ListVersionsReply]
+    """The current version of every run below a prefix, in the order of their names."""
     WatchVersion: _grpc.UnaryStreamMultiCallable[_name_resolve_pb2.WatchVersionRequest, _name_resolve_pb2.WatchVersionReply]
     """The current version, then each newer one; never backwards. A gap is marked."""
     Campaign: _grpc.UnaryStreamMultiCallable[_name_resolve_pb2.CampaignRequest, _name_resolve_pb2.CampaignReply]
-    """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream."""
+    """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream, and as long as the
+    candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
+    Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
+    """
 
 @_typing.type_check_only
 class NameResolveAsyncStub(NameResolveStub):
@@ -72,30 +75,33 @@ class NameResolveAsyncStub(NameResolveStub):
     Errors: ALREADY_EXISTS when the name is taken and `replace` is false.
     """
     KeepAlive: _aio.StreamStreamMultiCallable[_name_resolve_pb2.KeepAliveRequest, _name_resolve_pb2.KeepAliveReply]  # type: ignore[assignment]
-    """Keep a lease alive for as long as requests come; each request gets a reply.
-    Errors: NOT_FOUND when the lease has lapsed: register again.
-    """
+    """Keep leases alive for as long as requests come; each request gets a reply, in order."""
     Deregister: _aio.UnaryUnaryMultiCallable[_name_resolve_pb2.DeregisterRequest, _name_resolve_pb2.DeregisterReply]  # type: ignore[assignment]
-    """Errors: NOT_FOUND."""
+    """Errors: NOT_FOUND (one name)."""
     Resolve: _aio.UnaryUnaryMultiCallable[_name_resolve_pb2.ResolveRequest, _name_resolve_pb2.ResolveReply]  # type: ignore[assignment]
     """Read one name or all below a prefix, in the order of their names; or wait until there are at least `min_entries`.
     Errors: NOT_FOUND (one name, no waiting); DEADLINE_EXCEEDED names what was missing.
     """
     Watch: _aio.UnaryStreamMultiCallable[_name_resolve_pb2.WatchRequest, _name_resolve_pb2.WatchReply]  # type: ignore[assignment]
     """A snapshot of the prefix, then every change in order. With `from_revision` only the changes after it;
-    where that is compacted, a new snapshot.
+    where those are compacted, a new snapshot.
     """
     PublishVersion: _aio.UnaryUnaryMultiCallable[_name_resolve_pb2.PublishVersionRequest, _name_resolve_pb2.PublishVersionReply]  # type: ignore[assignment]
     """Publish a version: greater than the last one, and by the holder of the highest fencing token.
-    Idempotent for the same version and manifest.
-    Errors: FAILED_PRECONDITION with the current version in the message.
+    Idempotent for the same version, manifest and token.
+    Errors: FAILED_PRECONDITION with the current version or leader in the message.
     """
     GetVersion: _aio.UnaryUnaryMultiCallable[_name_resolve_pb2.GetVersionRequest, _name_resolve_pb2.VersionRecord]  # type: ignore[assignment]
     """Errors: NOT_FOUND before the first publication."""
+    ListVersions: _aio.UnaryUnaryMultiCallable[_name_resolve_pb2.ListVersionsRequest, _name_resolve_pb2.ListVersionsReply]  # type: ignore[assignment]
+    """The current version of every run below a prefix, in the order of their names."""
     WatchVersion: _aio.UnaryStreamMultiCallable[_name_resolve_pb2.WatchVersionRequest, _name_resolve_pb2.WatchVersionReply]  # type: ignore[assignment]
     """The current version, then each newer one; never backwards. A gap is marked."""
     Campaign: _aio.UnaryStreamMultiCallable[_name_resolve_pb2.CampaignRequest, _name_resolve_pb2.CampaignReply]  # type: ignore[assignment]
-    """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream."""
+    """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream, and as long as the
+    candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
+    Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
+    """
 
 class NameResolveServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -114,9 +120,7 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_name_resolve_pb2.KeepAliveRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_name_resolve_pb2.KeepAliveReply], _abc.AsyncIterator[_name_resolve_pb2.KeepAliveReply]]:
-        """Keep a lease alive for as long as requests come; each request gets a reply.
-        Errors: NOT_FOUND when the lease has lapsed: register again.
-        """
+        """Keep leases alive for as long as requests come; each request gets a reply, in order."""
 
     @_abc_1.abstractmethod
     def Deregister(
@@ -124,7 +128,7 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         request: _name_resolve_pb2.DeregisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_name_resolve_pb2.DeregisterReply, _abc.Awaitable[_name_resolve_pb2.DeregisterReply]]:
-        """Errors: NOT_FOUND."""
+        """Errors: NOT_FOUND (one name)."""
 
     @_abc_1.abstractmethod
     def Resolve(
@@ -143,7 +147,7 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_name_resolve_pb2.WatchReply], _abc.AsyncIterator[_name_resolve_pb2.WatchReply]]:
         """A snapshot of the prefix, then every change in order. With `from_revision` only the changes after it;
-        where that is compacted, a new snapshot.
+        where those are compacted, a new snapshot.
         """
 
     @_abc_1.abstractmethod
@@ -153,8 +157,8 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_name_resolve_pb2.PublishVersionReply, _abc.Awaitable[_name_resolve_pb2.PublishVersionReply]]:
         """Publish a version: greater than the last one, and by the holder of the highest fencing token.
-        Idempotent for the same version and manifest.
-        Errors: FAILED_PRECONDITION with the current version in the message.
+        Idempotent for the same version, manifest and token.
+        Errors: FAILED_PRECONDITION with the current version or leader in the message.
         """
 
     @_abc_1.abstractmethod
@@ -164,6 +168,14 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_name_resolve_pb2.VersionRecord, _abc.Awaitable[_name_resolve_pb2.VersionRecord]]:
         """Errors: NOT_FOUND before the first publication."""
+
+    @_abc_1.abstractmethod
+    def ListVersions(
+        self,
+        request: _name_resolve_pb2.ListVersionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_name_resolve_pb2.ListVersionsReply, _abc.Awaitable[_name_resolve_pb2.ListVersionsReply]]:
+        """The current version of every run below a prefix, in the order of their names."""
 
     @_abc_1.abstractmethod
     def WatchVersion(
@@ -179,6 +191,9 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         request: _name_resolve_pb2.CampaignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_name_resolve_pb2.CampaignReply], _abc.AsyncIterator[_name_resolve_pb2.CampaignReply]]:
-        """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream."""
+        """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream, and as long as the
+        candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
+        Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
+        """
 
 def add_NameResolveServicer_to_server(servicer: NameResolveServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

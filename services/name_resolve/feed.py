@@ -1,0 +1,108 @@
+"""Everything that changes in the store, watched once and handed to many.
+
+    Store.watch(everything) -> [remember, forget the oldest] -> each follower's own position -> gRPC streams
+
+A hundred watchers cost the store one watch. A follower has no queue of its own, only a position in what is remembered,
+so a slow one costs nothing: it falls behind, and when what it needs is forgotten it starts again from a view.
+
+Guarantee: a follower that starts after revision r sees every change after r below its prefix, in order, each once; or a
+view and then every change after that.
+"""
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+
+from headway.errors import Unavailable
+from services.name_resolve.keys import ROOT
+from services.name_resolve.store import Changes, News, Store, View
+
+NUM_REMEMBERED = 4096
+
+
+class Feed:
+    """One process's view of the store's changes."""
+
+    def __init__(self, store: Store, num_remembered: int = NUM_REMEMBERED) -> None:
+        self._store = store
+        self._news: deque[Changes] = deque(maxlen=num_remembered)
+        self._num_seen = 0
+        self._known_after = 0
+        """What is remembered is complete after this revision."""
+        self._started = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End every follower with `Unavailable`, so that callers move to another replica."""
+        self._is_closed = True
+        self._started.set()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Follow the store for ever.
+
+        consumes: the store's changes   waits for: the next one; unblocked by: any write
+        produces: the followers' news   waits for: nothing
+        """
+        self._known_after = (await self._store.get(ROOT)).revision
+        self._started.set()
+        async for news in self._store.watch(ROOT, self._known_after):
+            self._take(news)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def follow(self, prefix: str, after: int) -> News:
+        """Changes below a prefix after a revision; with `after` 0, or where they are forgotten, a view first."""
+        await self._started.wait()
+        if after > (await self._store.get(ROOT)).revision:
+            after = 0  # from a store that was replaced by an emptier one
+        is_forgotten = 0 < after < self._known_after
+        source = self._store.watch(prefix, after) if is_forgotten else self._follow_from(prefix, after)
+        async with aclosing(source) as changes:
+            async for news in changes:
+                yield news
+
+    async def _follow_from(self, prefix: str, after: int) -> News:
+        """Waits for: the next change below the prefix; unblocked by: `run`."""
+        position = -1 if after == 0 else self._position_after(after)
+        while True:
+            oldest = self._num_seen - len(self._news)
+            if position < oldest:
+                view = await self._store.below(prefix)
+                yield view
+                after, position = view.revision, self._position_after(view.revision)
+                continue
+            if self._is_closed:
+                raise Unavailable("this replica of name-resolve is closing")
+            if position == self._num_seen:
+                await self._changed.wait()
+                continue
+            news = self._news[position - oldest]
+            matching = tuple(
+                change for change in news.changes if change.revision > after and change.key.startswith(prefix)
+            )
+            position, after = position + 1, max(after, news.revision)
+            if matching:
+                yield Changes(matching, news.revision)
+
+    def _position_after(self, revision: int) -> int:
+        """Index, in all news ever seen, of the first that is not wholly before or at a revision."""
+        num_later = 0
+        for news in reversed(self._news):
+            if news.revision <= revision:
+                break
+            num_later += 1
+        return self._num_seen - num_later
+
+    def _take(self, news: View | Changes) -> None:
+        """Remember changes; a view says that some were missed, so that every follower starts again."""
+        if isinstance(news, View):
+            self._news.clear()
+            self._num_seen += 1
+            self._known_after = news.revision
+            return
+        if len(self._news) == self._news.maxlen:
+            self._known_after = self._news[0].revision
+        self._news.append(news)
+        self._num_seen += 1
