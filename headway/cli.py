@@ -1,0 +1,57 @@
+"""The `headway` command."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headway.config.cli import config_app
+from headway.errors import HeadwayError
+
+app = typer.Typer(
+    help="Asynchronous reinforcement learning for language models, run as services.", no_args_is_help=True
+)
+app.add_typer(config_app, name="config")
+EXIT_MISTAKE = 2
+DEFAULT_URL = "http://127.0.0.1:8470"
+
+File = Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, overrides of the file.", show_default=False)]
+
+
+@app.command()
+def up(file: File, overrides: Overrides = None) -> None:
+    """Start everything on this machine, train to the end, write a report."""
+    from headway.config import load_experiment
+    from headway.launcher.plan import Launch
+    from headway.launcher.up import EXIT_INTERRUPTED, Interrupted
+    from headway.launcher.up import up as run
+
+    console = Console(highlight=False, soft_wrap=True)
+    launch = Launch(load_experiment(file, overrides or []), file, overrides or [])
+    try:
+        asyncio.run(run(launch, console))
+    except Interrupted:
+        console.print("interrupted; every process has ended")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@app.command()
+def status(url: Annotated[str, typer.Argument(help="The controller's address.")] = DEFAULT_URL) -> None:
+    """Ask a running controller how things stand."""
+    from headway.launcher.progress import status_text
+    from headway.launcher.rest import fetch
+
+    print(status_text(asyncio.run(fetch(f"{url}/v1/status"))))
+
+
+def main() -> None:
+    """Run the command; a mistake ends in one clear line."""
+    try:
+        app()
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(EXIT_MISTAKE)

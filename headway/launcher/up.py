@@ -1,0 +1,237 @@
+"""`headway up`: start everything on this machine, show how it goes, end with a report, leave nothing behind.
+
+    preflight -> etcd -> name-resolve -> reward, rollout-controller, trainer, inference -> training -> report
+                     \\__________ any failure, or Ctrl-C: everything ends within ten seconds __________/
+
+Each line of the start-up is a service that has become ready; then one live line; then the summary.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from rich.console import Console
+
+import headway
+from headway.config import save_resolved
+from headway.errors import InvalidInput, Unavailable
+from headway.launcher.plan import Launch, etcd, move_aside
+from headway.launcher.processes import Child, Command, Processes, processes
+from headway.launcher.progress import progress_line, summary_text
+from headway.launcher.report import write_report
+from headway.launcher.rest import answers, fetch
+from headway.runtime.grpc_client import connect
+from headway.runtime.names import NameClient
+from headway.v1 import trainer_pb2 as pb
+from headway.v1.trainer_pb2_grpc import TrainerStub
+
+if TYPE_CHECKING:
+    from headway.v1.trainer_pb2_grpc import TrainerAsyncStub
+
+READY_TIMEOUT_S = 120.0
+REFRESH_S = 0.5
+CALL_TIMEOUT_S = 5.0
+EXIT_INTERRUPTED = 130
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+async def up(launch: Launch, console: Console) -> dict[str, Any]:
+    """Run an experiment to its end on this machine; returns the summary of the report.
+
+    Raises:
+        HeadwayError: A mistake in the file, or a child that failed.
+        Interrupted: By a signal.
+    """
+    started_at = time.monotonic()
+    preflight(launch)
+    for old, new in move_aside(launch.config) if launch.config.recover.mode == "disabled" else ():
+        console.print(f"[dim]earlier files of this trial: {old} is now {new.name}[/dim]")
+    paths = launch.config.paths
+    for folder in (paths.run, paths.logs):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_resolved(launch.config, paths.run / "config.yaml")
+    console.print(f"headway {headway.__version__}  {launch.config.run_name}  logs in {paths.logs}")
+    async with processes(paths.logs) as running:
+        session = Session(launch, running, console, started_at)
+        report = await _until_signal(session.run())
+    summary = write_report(report, time.monotonic() - started_at, paths.run)
+    console.print(summary_text(summary, paths.run))
+    return summary
+
+
+class Session:
+    """One launch while it runs."""
+
+    def __init__(self, launch: Launch, running: Processes, console: Console, started_at: float) -> None:
+        self._launch = launch
+        self._config = launch.config
+        self._running = running
+        self._console = console
+        self._started_at = started_at
+
+    async def run(self) -> dict[str, Any]:
+        """Start everything, follow the training to its end; the controller's report."""
+        launch, name_resolve = await self._running.guarded(self._start_foundation())
+        controller, trainer, *others = [await self._running.start(one) for one in _services(launch, name_resolve)]
+        await self._running.guarded(self._all_ready([controller, trainer, *others]))
+        url = f"http://{self._config.services.host}:{controller.ports['http']}"
+        self._console.print(f"  status: {url}/v1/status   documentation: {url}/docs")
+        return await self._running.guarded(self._follow(url, trainer))
+
+    async def _start_foundation(self) -> tuple[Launch, str]:
+        """etcd where the file gives none, and name-resolve; the launch with the one's address, and the other's."""
+        launch = self._launch
+        names = self._config.cluster.name_resolve
+        if names.type == "etcd3" and not names.etcd3_addr:
+            address = await self._start_etcd()
+            launch = replace(launch, overrides=[*launch.overrides, f"cluster.name_resolve.etcd3_addr={address}"])
+        child = await self._running.start(launch.service("name-resolve", 0, ""))
+        await self._ready(child)
+        address = f"{self._config.services.host}:{child.ports['grpc']}"
+        if self._config.recover.mode == "disabled":
+            async with NameClient(address, self._config.run_name) as client:
+                await client.clear("", with_versions=True)
+        return launch, address
+
+    async def _start_etcd(self) -> str:
+        client_port, peer_port = free_ports(2)
+        child = await self._running.start(etcd(self._config.paths.run / "etcd", client_port, peer_port))
+        address = f"127.0.0.1:{client_port}"
+        await answers(f"http://{address}/health", READY_TIMEOUT_S)
+        self._show_ready(child, address)
+        return address
+
+    async def _ready(self, child: Child, timeout_s: float = READY_TIMEOUT_S) -> None:
+        await child.ready(timeout_s)
+        self._show_ready(child, "  ".join(f"{kind} {port}" for kind, port in child.ports.items()))
+
+    async def _all_ready(self, children: Sequence[Child]) -> None:
+        """Wait for all, each shown as it becomes ready. Engines wait for the first version: through the warm start."""
+        timeout_s = READY_TIMEOUT_S + self._config.inference.start_timeout_s
+        await asyncio.gather(*(self._ready(child, timeout_s) for child in children))
+
+    def _show_ready(self, child: Child, where: str) -> None:
+        elapsed_s = time.monotonic() - self._started_at
+        self._console.print(
+            f"  {child.command.name:<22}[green]ready[/green] {elapsed_s:6.1f} s   pid {child.pid:<8} {where}"
+        )
+
+    async def _follow(self, url: str, trainer: Child) -> dict[str, Any]:
+        """Show the live line until the trainer has ended; then the controller's report."""
+        ended = asyncio.ensure_future(trainer.ended())
+        channel = connect(f"{self._config.services.host}:{trainer.ports['grpc']}")
+        with LiveLine(self._console) as line:
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=REFRESH_S)
+                with contextlib.suppress(Unavailable, grpc.aio.AioRpcError):
+                    line.show(await self._progress(url, TrainerStub(channel)))
+        await channel.close()
+        return await fetch(f"{url}/v1/report")
+
+    async def _progress(self, url: str, trainer: "TrainerAsyncStub") -> str:
+        status = await fetch(f"{url}/v1/status")
+        training = await trainer.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+        phase = pb.TrainerPhase.Name(training.phase).removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
+        return progress_line(status, training.total_steps, phase)
+
+
+def _services(launch: Launch, name_resolve: str) -> list[Command]:
+    """Everything that needs name-resolve: the rollout-controller, the trainer, and the others."""
+    port = launch.config.services.controller_http_port
+    return [
+        launch.service("rollout-controller", 0, name_resolve, http_port=port),
+        launch.trainer(name_resolve),
+        launch.service("reward", 0, name_resolve),
+        *(launch.service("inference", number, name_resolve) for number in range(launch.config.allocation.num_servers)),
+    ]
+
+
+class LiveLine:
+    """One line that is rewritten on a terminal; elsewhere a line for each change of its first two words."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("") if console.is_terminal else None
+        self._last = ""
+
+    def __enter__(self) -> "LiveLine":
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status:
+            self._status.stop()
+            self._console.print(f"  {self._last}")
+
+    def show(self, text: str) -> None:
+        is_new = text.split()[:2] != self._last.split()[:2]
+        self._last = text
+        if self._status:
+            self._status.update(text)
+        elif is_new:
+            self._console.print(f"  {text}")
+
+
+def preflight(launch: Launch) -> None:
+    """Refuse what would fail later: a port in use, a missing model folder, no etcd.
+
+    Raises:
+        InvalidInput: With the key, and what to do.
+    """
+    config = launch.config
+    port = config.services.controller_http_port
+    if port and not _is_free(config.services.host, port):
+        raise InvalidInput(
+            f"services.controller_http_port: port {port} on {config.services.host} is in use; "
+            "end what uses it, or give another (0 takes any free one)"
+        )
+    if config.cluster.name_resolve.type == "etcd3" and not config.cluster.name_resolve.etcd3_addr:
+        etcd(Path(), 0, 0)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that are free now; for programs that cannot bind any free port by themselves."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _until_signal(work: Any) -> Any:
+    """The result of `work`, unless a signal comes first.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM came.
+    """
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted.set)
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(interrupted.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait({working})
+    raise Interrupted
