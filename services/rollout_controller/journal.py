@@ -1,8 +1,8 @@
 """The journal of finished groups: what has been acknowledged survives `kill -9`.
 
 SQLite in WAL mode with `synchronous = FULL`: a transaction is on disk when it is committed. `JournalStore` is the file,
-synchronous and single-threaded. `Journal` is its asynchronous shell: one thread writes, many operations to a transaction
-and an fsync (group commit); another one reads, so that a long replay delays no write.
+synchronous and single-threaded. `Journal` is its asynchronous shell: one thread writes, many operations to a
+transaction and an fsync (group commit); another one reads, so that a long replay delays no write.
 
     append   a group, its row, its versions              before it counts as ready
     lease    which groups a step was given, in order     before they are handed out

@@ -1,0 +1,200 @@
+"""The rollout controller as a process: journal, fleet, rewards, controller, and the doors to it.
+
+name-resolve --> reward replicas --> RewardClient --+
+     |---------> engine servers ---> Fleet ---------+--> RolloutController --> gRPC (trainer), HTTP (people)
+     |---------> published versions --^             |
+                                       Journal -----+
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from headway.config import ExperimentConfig
+from headway.core.routing import RoutingPolicy
+from headway.core.selection import StalenessPolicy
+from headway.core.version import PolicyVersion
+from headway.runtime.grpc_server import serve_grpc
+from headway.runtime.http_server import serve_http
+from headway.runtime.names import Entry, NameClient, Put, Removed, Snapshot
+from headway.runtime.rewards import RewardClient
+from headway.runtime.service import Placement, Running
+from headway.runtime.supervisor import Supervisor
+from headway.runtime.waits import Waits
+from headway.v1.rollout_controller_pb2_grpc import add_RolloutControllerServicer_to_server
+from headway.workflow.load import load_filter
+from services.rollout_controller.controller import RolloutController, Settings
+from services.rollout_controller.fleet import Fleet, FleetOptions
+from services.rollout_controller.grpc_api import ControllerApi
+from services.rollout_controller.http_api import make_http_api
+from services.rollout_controller.journal import Journal
+from services.rollout_controller.rollouts import GroupRunner, timed
+from services.rollout_controller.status import ServerStatus, ServiceStatus, Status, Surroundings
+from services.rollout_controller.workflows import Workflows
+
+SERVICE = "headway.v1.RolloutController"
+NAME = "services/rollout-controller"
+SERVERS = "services/inference/"
+
+
+@asynccontextmanager
+async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[Running]:
+    """Serve until the block is left.
+
+    Raises:
+        InvalidInput: The workflow, its filter or the tokenizer cannot be loaded, or a port is in use.
+        JournalBroken: The journal cannot be opened.
+    """
+    waits = Waits()
+    async with AsyncExitStack() as stack:
+        journal = await stack.enter_async_context(Journal(config.paths.journal / "journal.sqlite"))
+        names = await stack.enter_async_context(NameClient(placement.name_resolve, config.run_name))
+        rewards = await stack.enter_async_context(RewardClient(config.reward.timeout_s))
+        supervisor = await stack.enter_async_context(Supervisor())
+        fleet = await stack.enter_async_context(Fleet(fleet_options(config), supervisor, waits))
+        known = KnownServices(names, fleet, rewards, supervisor)
+        supervisor.start("watch services", known.follow_services())
+        supervisor.start("watch versions", known.follow_versions())
+        workflows = Workflows(config, timed(rewards.reward_fn))
+        making = supervisor.start("load the workflow", workflows.make(partial(first_version, names, waits, config)))
+        if workflows.has_local_tokenizer:
+            await making
+        controller = make_controller(config, workflows, journal, fleet, supervisor, waits)
+        await controller.start()
+        stack.push_async_callback(controller.close)
+        api = ControllerApi(controller, known.versions_in_use)
+        status = Status(config.run_name, controller, known, time.monotonic())
+        http_port = await stack.enter_async_context(
+            serve_http(cast(Any, make_http_api(status, controller)), placement.host, placement.http_port)
+        )
+        server = await stack.enter_async_context(
+            serve_grpc(
+                placement.host,
+                placement.grpc_port,
+                lambda server: add_RolloutControllerServicer_to_server(api, server),
+                [SERVICE],
+            )
+        )
+        metadata = {"http": placement.address(http_port)}
+        await names.register(f"{NAME}/{placement.instance}", placement.address(server.port), metadata=metadata)
+        yield Running(supervisor, {"grpc": server.port, "http": http_port})
+
+
+def make_controller(
+    config: ExperimentConfig, workflows: Workflows, journal: Journal, fleet: Fleet, supervisor: Supervisor, waits: Waits
+) -> RolloutController:
+    """The controller of an experiment file."""
+    rollout = config.rollout
+    settings = Settings(
+        batch_size=rollout.consumer_batch_size,
+        eta=rollout.max_head_offpolicyness,
+        max_concurrent=rollout.max_concurrent_rollouts,
+        queue_size=rollout.queue_size,
+        policy=StalenessPolicy(rollout.staleness_policy),
+    )
+    should_accept = load_filter(config.workflow.should_accept_fn)
+    samples, stall_limit_s = config.gconfig.n_samples, rollout.request_timeout
+    training = GroupRunner(workflows.training, fleet.engine(), samples, should_accept, stall_limit_s)
+
+    def evaluation(version: PolicyVersion) -> GroupRunner:
+        samples = config.evaluation_gconfig.n_samples
+        return GroupRunner(workflows.evaluation, fleet.engine(version), samples, None, stall_limit_s)
+
+    return RolloutController(settings, journal, fleet, training, evaluation, supervisor, waits)
+
+
+def fleet_options(config: ExperimentConfig) -> FleetOptions:
+    """How the fleet behaves, from the experiment file."""
+    return FleetOptions(
+        weights_root=config.paths.weights,
+        policy=RoutingPolicy(config.rollout.schedule_policy),
+        request_timeout_s=config.rollout.request_timeout,
+        request_retries=config.rollout.request_retries,
+    )
+
+
+async def first_version(names: NameClient, waits: Waits, config: ExperimentConfig) -> Path:
+    """The folder of the first version that is published, now or later."""
+    with waits.waiting_for("the first published version, for its tokenizer"):
+        async for record in names.watch_versions():
+            return config.paths.weights / record.version.label
+    raise AssertionError("a watch has no end")
+
+
+class KnownServices(Surroundings):
+    """What name-resolve says of the other services, handed on to whom it concerns."""
+
+    def __init__(self, names: NameClient, fleet: Fleet, rewards: RewardClient, supervisor: Supervisor) -> None:
+        self._names = names
+        self._fleet = fleet
+        self._rewards = rewards
+        self._supervisor = supervisor
+        self._entries: dict[str, Entry] = {}
+
+    async def follow_services(self) -> None:
+        """waits for: a service that comes or goes     produces: members of the fleet, reward replicas"""
+        async for event in self._names.watch("services"):
+            match event:
+                case Snapshot(entries):
+                    self._take_snapshot({entry.name: entry for entry in entries})
+                case Put(entry):
+                    self._put(entry)
+                case Removed(name):
+                    self._remove(name)
+            self._rewards.set_addresses(
+                entry.value for name, entry in self._entries.items() if name.startswith("services/reward/")
+            )
+
+    async def follow_versions(self) -> None:
+        """waits for: a published version     produces: servers that move to it"""
+        async for record in self._names.watch_versions():
+            self.published_version = record.version.label
+            self._supervisor.start(f"move servers to {record.version.label}", self._fleet.move_to(record.version))
+
+    def _take_snapshot(self, entries: Mapping[str, Entry]) -> None:
+        for name in self._entries.keys() - entries.keys():
+            self._remove(name)
+        for entry in entries.values():
+            self._put(entry)
+
+    def _put(self, entry: Entry) -> None:
+        """Note an entry. A server that only says something new of itself, its version, is the same server."""
+        before = self._entries.get(entry.name)
+        self._entries[entry.name] = entry
+        is_new = before is None or (before.value, before.create_revision) != (entry.value, entry.create_revision)
+        if is_new and entry.name.startswith(SERVERS):
+            self._fleet.add(entry.name.removeprefix(SERVERS), entry.value, entry.metadata.get("engine", "sglang"))
+
+    def _remove(self, name: str) -> None:
+        if self._entries.pop(name, None) is not None and name.startswith(SERVERS):
+            self._fleet.remove(name.removeprefix(SERVERS))
+
+    def versions_in_use(self) -> set[PolicyVersion]:
+        """Versions that servers serve, or are to serve."""
+        snapshot = self._fleet.snapshot()
+        labels = {snapshot.target, *(engine.version for engine in snapshot.engines)}
+        return {PolicyVersion.parse(label) for label in labels if label is not None}
+
+    def services(self) -> list[ServiceStatus]:
+        return [_service(self._entries[name]) for name in sorted(self._entries)]
+
+    def servers(self) -> list[ServerStatus]:
+        return [
+            ServerStatus(
+                name=engine.name,
+                address=engine.address,
+                state=engine.state,
+                served_version=engine.version,
+                num_requests=engine.requests_running,
+                detail=engine.last_error,
+            )
+            for engine in self._fleet.snapshot().engines
+        ]
+
+
+def _service(entry: Entry) -> ServiceStatus:
+    name = entry.name.removeprefix("services/")
+    return ServiceStatus(name=name, address=entry.value, metadata=dict(entry.metadata))
