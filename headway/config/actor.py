@@ -1,9 +1,17 @@
 """The models that are trained or kept: actor and ref, the optimizer, the loss, and the phase before the first step."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from headway.config.cluster import SchedulingSpec, SchedulingStrategy
 from headway.config.section import NullMeans, Section
@@ -15,6 +23,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class MicroBatchSpec(Section):
     """How a mini-batch is cut into the pieces of one forward and backward pass."""
 
+    spellings: ClassVar[Mapping[str, str]] = {"packing_algorithm": "packing"}
+
     n_mbs: Annotated[PositiveInt, NullMeans("1")] = 1
     """Least number of micro-batches."""
     granularity: PositiveInt = 1
@@ -22,7 +32,7 @@ class MicroBatchSpec(Section):
     max_tokens_per_mb: PositiveInt | None = None
     """Token budget of one micro-batch on one rank; a longer single sequence is refused. null: no budget."""
     packing: Literal["ffd", "kk"] = "ffd"
-    """How sequences are put into micro-batches. AReaL's `packing_algorithm` is the same key."""
+    """How sequences are put into micro-batches: first fit decreasing, or Karmarkar-Karp."""
 
 
 class OptimizerConfig(Section):
@@ -66,6 +76,11 @@ class NormConfig(Section):
     eps: PositiveFloat = 1e-5
     """Added to the standard deviation."""
 
+    @field_validator("mean_level", "std_level", mode="before")
+    @classmethod
+    def _none_is_null(cls, value: Any) -> Any:
+        return None if value == "none" else value
+
 
 class RejectionSamplingConfig(Section):
     """What happens where the behaviour policy is far from the proximal one."""
@@ -108,7 +123,7 @@ class ModelConfig(Section):
     scheduling_spec: list[SchedulingSpec] = Field(default_factory=list)
     """Resources of the trainer's processes."""
     scheduling_strategy: SchedulingStrategy = SchedulingStrategy()
-    """Whether the model shares the processes of another role."""
+    """Whether the model shares devices with another role."""
     backend: str | None = None
     """`fsdp:d4`: the training half of `allocation_mode`, as newer files write it."""
 
@@ -118,13 +133,22 @@ class RefConfig(ModelConfig):
 
     optimizer: None = None
     """The reference is never trained: null."""
+    scheduling_strategy: SchedulingStrategy = SchedulingStrategy(type="colocation", target="actor")
+    """Always `colocation` with `actor`: the reference lives in the trainer's processes."""
 
 
-BehaveMode = Literal["token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled"]
+OLD_CAPS = ("behave_imp_weight_cap", "behav_imp_weight_cap")
+OLD_MODES = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
 
 
 class ActorConfig(ModelConfig):
     """The policy: model, optimizer, rewards to advantages, loss."""
+
+    spellings: ClassVar[Mapping[str, str]] = {"recompute_logprobs": "recompute_logprob"}
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (
+        (*OLD_CAPS, "rejection_sampling"),
+        ("behave_imp_weight_mode", "rejection_sampling"),
+    )
 
     optimizer: OptimizerConfig | None = OptimizerConfig()
     """null: no update."""
@@ -149,7 +173,7 @@ class ActorConfig(ModelConfig):
     """Clip above 1 + this instead (DAPO)."""
     c_clip: Annotated[float, Field(gt=1)] | None = None
     """Dual clip: where the advantage is negative, the loss is at most -c_clip times it."""
-    temperature: Annotated[PositiveFloat, NullMeans("gconfig.temperature")] = 1.0
+    temperature: Annotated[NonNegativeFloat, NullMeans("gconfig.temperature")] = 1.0
     """Logits are divided by it before log-probs are taken; must be the temperature of sampling."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """`sequence`: one ratio for a sequence, the geometric mean of its tokens' (GSPO)."""
@@ -199,40 +223,34 @@ class ActorConfig(ModelConfig):
     """Decoupled PPO (arXiv:2505.24298): clip around the proximal policy, weigh by it against the behaviour policy."""
     prox_logp_method: Literal["recompute", "loglinear", "metrics"] = "recompute"
     """Log-probs of the proximal policy: by a forward pass, by interpolation over versions, or both, to compare them."""
-    behave_imp_weight_cap: Annotated[float, Field(gt=1)] | None = None
-    """Largest weight of a token made by an older policy; null: 5.0 in decoupled loss."""
-    behave_imp_weight_mode: BehaveMode | None = None
-    """Above the cap, leave out (`*_mask`) or clamp (`*_truncate`); null: `token_mask`."""
-    rejection_sampling: RejectionSamplingConfig | None = None
-    """The newer spelling of the two keys above. Readers use `behave_rejection`."""
+    rejection_sampling: RejectionSamplingConfig | None = RejectionSamplingConfig()
+    """What happens to tokens far from the behaviour policy, in decoupled loss; null: nothing. The older spelling is
+    `behave_imp_weight_cap` (the upper bound) and `behave_imp_weight_mode` (`token_mask`, `token_truncate`,
+    `sequence_mask`, `sequence_truncate`, `disabled`)."""
 
-    @model_validator(mode="after")
-    def _one_spelling_of_rejection(self) -> "ActorConfig":
-        old = (self.behave_imp_weight_cap, self.behave_imp_weight_mode)
-        if self.rejection_sampling is not None and old != (None, None):
-            raise PydanticCustomError(
-                "two_spellings",
-                "behave_imp_weight_cap and behave_imp_weight_mode are the older spelling of rejection_sampling; "
-                "both are used, keep one",
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling_of_rejection(cls, data: Any) -> Any:
+        return _with_new_rejection(data) if isinstance(data, Mapping) else data
 
     @property
     def behave_rejection(self) -> RejectionSamplingConfig | None:
-        """The rule against far-off behaviour, whichever spelling the file uses; None: there is none."""
-        if not self.use_decoupled_loss or self.rejection_sampling is not None:
-            return self.rejection_sampling
-        mode = self.behave_imp_weight_mode or "token_mask"
-        if mode == "disabled":
-            return None
-        level, action = mode.split("_")
-        return RejectionSamplingConfig.model_validate(
-            {
-                "level": level,
-                "action": "clamp" if action == "truncate" else "mask",
-                "upper": self.behave_imp_weight_cap or 5.0,
-            }
-        )
+        """The rule against far-off behaviour where one is in force: it belongs to the decoupled loss."""
+        return self.rejection_sampling if self.use_decoupled_loss else None
+
+
+def _with_new_rejection(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The older spelling of `rejection_sampling`, rewritten. An unknown mode stays where it is: there it is refused."""
+    new = {key: value for key, value in data.items() if key not in (*OLD_CAPS, "behave_imp_weight_mode")}
+    mode = data.get("behave_imp_weight_mode") or "token_mask"
+    if len(new) == len(data):
+        return new
+    if mode not in OLD_MODES:
+        return {**new, "behave_imp_weight_mode": mode}
+    level, _, action = mode.partition("_")
+    rule = {"level": level, "action": "clamp" if action == "truncate" else "mask"}
+    rule |= next(({"upper": data[key]} for key in OLD_CAPS if data.get(key) is not None), {})
+    return {**new, "rejection_sampling": None if mode == "disabled" else rule}
 
 
 class WarmStartConfig(Section):

@@ -4,13 +4,13 @@
     \\____/ \\____/ \\____/
     engine  dims   training: [fsdp:]dims            a|b instead of a+b: the same devices (colocation)
 
-    d data, t tensor, p pipeline, c context (training), e expert (inference)
+    d data, t tensor, p pipeline, c context, e expert
 
 Every mistake is an `AllocationError` that points at its character.
 """
 
-import re
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from headway.errors import InvalidInput
@@ -24,6 +24,7 @@ class AllocationError(InvalidInput):
     """`allocation_mode` cannot be read or cannot run; `position` is the offending character, from 0."""
 
     def __init__(self, text: str, position: int, why: str) -> None:
+        self.text = text
         self.position = position
         self.why = why
         super().__init__(f"{why}\n    {text}\n    {' ' * position}^")
@@ -37,11 +38,10 @@ class Dims:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    expert: int = 1
 
     @property
     def world_size(self) -> int:
-        """Devices in all. Experts are spread over devices that are counted already."""
+        """Devices in all."""
         return self.data * self.tensor * self.pipeline * self.context
 
 
@@ -92,9 +92,14 @@ def parse_inference(part: str, *, text: str | None = None) -> tuple[Engine, Dims
     name, start = _backend(part, text, 0)
     if name not in ENGINES:
         raise AllocationError(text, 0, f"{name or part!r} is no inference engine; write `sglang:` or `vllm:` first")
-    dims = _dims(part[start:], text, start)
+    counts = _counts(part[start:], text, start)
+    if counts.pop("e", 1) > 1:
+        raise AllocationError(text, text.index("e", start), "experts of an engine are its own flag: set sglang.ep_size")
+    dims = _dims(counts)
     if dims.context > 1:
-        raise AllocationError(text, text.index("c", start), "context parallelism (c) is for training, not for engines")
+        raise AllocationError(
+            text, text.index("c", start), "context parallelism is for training; engines have d, t and p"
+        )
     engine: Engine = "sglang" if name == "sglang" else "vllm"
     return engine, dims
 
@@ -110,16 +115,14 @@ def parse_training(part: str, *, text: str | None = None, start: int = 0) -> Dim
     if name not in ("", "fsdp"):
         raise AllocationError(text, start, _why_not_backend(name))
     begin = start + offset
-    dims = _dims(part[offset:], text, begin)
+    counts = _counts(part[offset:], text, begin)
+    if counts.pop("e", 1) > 1:
+        why = "training has no expert parallelism; FSDP shards experts like everything else: leave out e"
+        raise AllocationError(text, text.index("e", begin), why)
+    dims = _dims(counts)
     if dims.pipeline > 1:
-        instead = f"d{dims.data * dims.pipeline}t{dims.tensor}"
-        raise AllocationError(
-            text, text.index("p", begin), f"training has no pipeline parallelism; nearest that works: `{instead}`"
-        )
-    if dims.expert > 1:
-        raise AllocationError(
-            text, text.index("e", begin), "training has no expert parallelism; FSDP shards the experts too: leave out e"
-        )
+        why = f"training has no pipeline parallelism; nearest that works: `d{dims.data * dims.pipeline}t{dims.tensor}`"
+        raise AllocationError(text, text.index("p", begin), why)
     return dims
 
 
@@ -149,7 +152,12 @@ def _why_not_backend(name: str) -> str:
     return f"{name!r} is no training backend; write `fsdp:`, or the dims alone"
 
 
-def _dims(part: str, text: str, start: int) -> Dims:
+def _dims(counts: dict[str, int]) -> Dims:
+    return Dims(**{LETTERS[letter]: count for letter, count in counts.items()})
+
+
+def _counts(part: str, text: str, start: int) -> dict[str, int]:
+    """The count of each letter in `d4t1`."""
     if not part:
         raise AllocationError(text, start, "dims are missing; write for example `d4t1`")
     counts: dict[str, int] = {}
@@ -159,12 +167,11 @@ def _dims(part: str, text: str, start: int) -> Dims:
         where = start + position
         if letter not in LETTERS:
             raise AllocationError(text, where, f"{letter!r} is no kind of parallelism; known: d, t, p, c, e")
-        if LETTERS[letter] in counts:
+        if letter in counts:
             raise AllocationError(text, where, f"{letter!r} is given twice")
-        digits = re.match(r"[0-9]*", part[position + 1 :])
-        number = digits.group() if digits else ""
-        if not number or int(number) == 0:
+        digits = "".join(takewhile(str.isdecimal, part[position + 1 :]))
+        if not digits or int(digits) == 0:
             raise AllocationError(text, where + 1, f"a count of at least 1 must follow {letter!r}")
-        counts[LETTERS[letter]] = int(number)
-        position += 1 + len(number)
-    return Dims(**counts)
+        counts[letter] = int(digits)
+        position += 1 + len(digits)
+    return counts

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr
 
-from headway.config.section import NullMeans, Section
+from headway.config.secrets import secret
+from headway.config.section import NoMeaning, NullMeans, Section
 
 
 class NameResolveConfig(Section):
@@ -31,6 +32,10 @@ class NameResolveConfig(Section):
     ray_actor_name: str = "ray_kv_store"
     """Name of the actor that holds the names in the `ray` store."""
 
+    def password(self) -> str | None:
+        """etcd's password, from the file or the environment."""
+        return secret(self.etcd3_password, "HEADWAY_ETCD_PASSWORD")
+
 
 class ClusterConfig(Section):
     """The machines, and the folder that they share."""
@@ -43,8 +48,6 @@ class ClusterConfig(Section):
     fileroot: str = "runs"
     """Root of everything a run writes, as `{fileroot}/{kind}/{user}/{experiment_name}/{trial_name}`; shared by all
     machines."""
-    cluster_name: str = "local"
-    """A label in logs and metrics."""
     name_resolve: NameResolveConfig = NameResolveConfig()
     """Service discovery and published versions."""
 
@@ -59,20 +62,20 @@ class SchedulerConfig(Section):
 class SchedulingSpec(Section):
     """Resources of one process of a service: limits in the local launcher, requests in the chart's values."""
 
-    task_type: str = "worker"
-    """AReaL's kind of task; has no meaning here."""
+    task_type: Annotated[str, NoMeaning("every service knows what it is")] = "worker"
+    """AReaL's kind of task."""
     cpu: PositiveInt = 8
     """CPU cores for each GPU, or for the process where there is no GPU."""
     gpu: NonNegativeInt = 0
     """GPUs of the process."""
     mem: PositiveInt = 32
     """Memory in GB for each GPU, or for the process where there is no GPU."""
-    port_count: NonNegativeInt = 2
-    """AReaL's number of ports; services here bind free ports and register them."""
+    port_count: Annotated[NonNegativeInt, NoMeaning("services bind free ports and register them")] = 2
+    """AReaL's number of ports."""
     image: str | None = None
     """Container image in the chart's values; null: the chart's."""
-    cmd: str | None = None
-    """AReaL's own RPC server; has no meaning here, each service knows its command."""
+    cmd: Annotated[str | None, NoMeaning("it names AReaL's own RPC server; every service knows its command")] = None
+    """AReaL's command of a worker."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables set in the process."""
 

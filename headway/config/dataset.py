@@ -1,10 +1,11 @@
 """Where prompts come from, how many make a batch, and how often which are evaluated."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from headway.config.section import NullMeans, Section
+from headway.config.section import NoMeaning, NullMeans, Section
 
 
 class DatasetConfig(Section):
@@ -28,8 +29,8 @@ class DatasetConfig(Section):
     """Longest prompt in tokens, chat template included; longer ones are left out and counted."""
     num_workers: NonNegativeInt = 0
     """Threads that tokenize prompts for the length filter; 0: the loading thread itself."""
-    pin_memory: bool = False
-    """AReaL's DataLoader option; rows travel as tasks here, not as tensors, so it has no meaning."""
+    pin_memory: Annotated[bool, NoMeaning("rows travel as tasks, not as tensors")] = False
+    """AReaL's DataLoader option."""
     dataset_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the source: of the `python:` function, of the reasoning-gym task, or of the hub loader."""
     max_rows: PositiveInt | None = None
@@ -85,6 +86,14 @@ class RecoverConfig(Frequency):
     """`disabled` (`off`): none are written, and none are read. `auto` (`on`): continue from the newest complete one
     where there is one. `fault`: as `auto`, but only after a run that did not end well. `resume`: as `auto`, and refuse
     to start without one."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _on_and_off(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            return "auto" if value else "disabled"
+        return {"on": "auto", "off": "disabled"}.get(value, value) if isinstance(value, str) else value
+
     retries: NonNegativeInt = 3
     """How often `headway up` starts a failed trainer again."""
     keep_last: PositiveInt = 2
@@ -94,8 +103,10 @@ class RecoverConfig(Frequency):
 class EvaluatorConfig(Frequency):
     """Evaluation on `valid_dataset`, pinned to one version."""
 
+    spellings: ClassVar[Mapping[str, str]] = {"eval_before_train": "at_start"}
+
     at_start: bool = True
-    """Also before the first step. AReaL's `eval_before_train` is the same key."""
+    """Also before the first step."""
     at_end: bool = True
     """Also after the last step."""
     num_samples: PositiveInt = 1

@@ -36,6 +36,7 @@ FILLED: tuple[tuple[str, str], ...] = (
     ("actor.max_new_tokens", "gconfig.max_new_tokens"),
     ("actor.reward_norm.group_size", "gconfig.n_samples"),
     ("actor.adv_norm.group_size", "gconfig.n_samples"),
+    ("ref.path", "actor.path"),
 )
 """(key, the key whose value it takes where it is left out or null), in the order of filling."""
 
@@ -178,11 +179,11 @@ def _copied(value: Any) -> Any:
 
 
 def _section_of(data: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]:
-    """The mapping that holds a dotted key, and the key's last part. Top sections are made where they are left out."""
+    """The mapping that holds a dotted key, and the key's last part. Sections that always exist are made on the way."""
     *parents, name = key.split(".")
     here: Any = data
     for depth, parent in enumerate(parents):
-        if depth == 0 and here.get(parent) is None:
+        if depth == 0 and here.get(parent) is None and ExperimentConfig.null_is_default(parent):
             here[parent] = {}
         here = here.get(parent)
         if not isinstance(here, dict):

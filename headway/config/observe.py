@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt, SecretStr
 
+from headway.config.secrets import secret
 from headway.config.section import Section
 
 
@@ -33,6 +34,10 @@ class WandBConfig(Section):
     id_suffix: str | None = "train"
     """Ends the run's id, so that a recovered trial continues its curves."""
 
+    def key(self) -> str | None:
+        """The API key, from the file or the environment."""
+        return secret(self.wandb_api_key, "WANDB_API_KEY")
+
 
 class TensorBoardConfig(Section):
     """TensorBoard."""
@@ -56,6 +61,10 @@ class SwanLabConfig(Section):
     """Folder of its files; null: below the run's logs."""
     api_key: SecretStr | None = None
     """null: the environment variable SWANLAB_API_KEY, or the file that SWANLAB_API_KEY_FILE names."""
+
+    def key(self) -> str | None:
+        """The API key, from the file or the environment."""
+        return secret(self.api_key, "SWANLAB_API_KEY")
 
 
 class StatsLoggerConfig(Section):

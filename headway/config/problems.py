@@ -1,8 +1,10 @@
 """What is wrong with an experiment file, collected and told all at once."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,39 @@ class Problem:
 def tell(path: Path, problems: Sequence[Problem], lines: Mapping[str, int], overrides: Sequence[str]) -> str:
     """One line for each problem, each with `file:line` or its override, in the order of the file."""
     located = sorted(problems, key=lambda problem: (_line(problem, lines) or 10**9, problem.key))
-    told = list(dict.fromkeys(f"{_where(path, p, lines, overrides)}: {p.key}: {p.message}" for p in located))
+    told = list(dict.fromkeys(f"{_where(path, p, lines, overrides)}: {p.message}" for p in located))
     if len(told) == 1:
         return told[0]
-    return "\n".join([f"{path} has {len(told)} problems:", *(f"  {line}" for line in told)])
+    return "\n".join([f"{path} has {len(told)} problems:", *(textwrap.indent(line, "  ") for line in told)])
+
+
+def shown(value: Any) -> str:
+    """A value as a message names it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the text {value!r}" if value else "an empty text"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, Mapping):
+        return f"a mapping with {', '.join(map(str, list(value)[:3])) or 'no keys'}"
+    return f"{value!r}"
 
 
 def _where(path: Path, problem: Problem, lines: Mapping[str, int], overrides: Sequence[str]) -> str:
+    """The override or the `file:line` to change, and the key."""
     if problem.override is not None:
         return f"override {problem.override}"
     for text in reversed(overrides):
         name = text.lstrip("+").partition("=")[0].strip()
-        if problem.key == name or problem.key.startswith(name + "."):
+        if problem.key == name:
             return f"override {text}"
+        if problem.key.startswith(f"{name}."):
+            return f"override {text}: {problem.key}"
     line = _line(problem, lines)
-    return f"{path}:{line}" if line else f"{path}"
+    return f"{path}:{line}: {problem.key}" if line else f"{path}: {problem.key}"
 
 
 def _line(problem: Problem, lines: Mapping[str, int]) -> int | None:

@@ -1,6 +1,7 @@
 """How samples are made: sampling parameters, the staleness bound, engines, rewards, workflows."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -43,6 +44,8 @@ class GenerationHyperparameters(Section):
 
 class RolloutConfig(Section):
     """The rollout controller: how much runs, how far ahead, and what happens to what is too old."""
+
+    spellings: ClassVar[Mapping[str, str]] = {"routing_strategy": "schedule_policy"}
 
     experiment_name: str | None = None
     """Repeats the experiment's own; another one is refused."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from headway.config.problems import Problem
+from headway.config.problems import Problem, shown
 from headway.errors import InvalidInput, NotFound
 
 
@@ -126,8 +126,23 @@ def _assign(here: Any, path: list[str], value: Any) -> str | None:
     return None
 
 
+def take_out_scalars(data: dict[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> list[Problem]:
+    """Remove what stands where a section was meant, so that it is said once and not for all that points into it."""
+    problems = []
+    for name, value in list(data.items()):
+        under = defaults.get(name)
+        if not isinstance(under, Mapping) or value is None or (isinstance(value, str) and "${" in value):
+            continue
+        if isinstance(value, dict):
+            problems += take_out_scalars(value, under, f"{prefix}{name}.")
+        else:
+            problems.append(Problem(f"{prefix}{name}", f"a section with keys was meant, not {shown(value)}"))
+            del data[name]
+    return problems
+
+
 def resolve(data: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The data with every `${...}` replaced, and the interpolations that point nowhere (which then hold null)."""
+    """The data with every `${...}` replaced, and the keys whose interpolation points nowhere: they have their default."""
     merged = _merged(defaults, data)
     problems: list[Problem] = []
     while True:
@@ -136,11 +151,30 @@ def resolve(data: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str
             container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
             key = (error.full_key or "").replace("[", ".").replace("]", "")
-            if not key or _assign(merged, key.split("."), None):
+            if not key or not _put_default(merged, defaults, key):
                 raise InvalidInput(f"interpolation failed: {error.msg}") from None
-            problems.append(Problem(key, f"interpolation failed: {str(error.msg).splitlines()[0]}"))
+            problems.append(Problem(key, _why_unresolved(error)))
             continue
         return _only(container, data), problems
+
+
+def _why_unresolved(error: OmegaConfBaseException) -> str:
+    if isinstance(error, MissingMandatoryValue):
+        return "needs a value: the file leaves it open with `???`; give one as an override"
+    return f"cannot be resolved: {str(error.msg).splitlines()[0]}"
+
+
+def _put_default(here: Any, default: Any, key: str) -> bool:
+    """Put the default (null where there is none) at a dotted key; false where the key is not there."""
+    *parents, name = key.split(".")
+    for part in parents:
+        here = here[int(part)] if isinstance(here, list) else here.get(part)
+        default = default.get(part) if isinstance(default, Mapping) else None
+    index: Any = int(name) if isinstance(here, list) else name
+    if isinstance(here, dict) and name not in here:
+        return False
+    here[index] = default.get(name) if isinstance(default, Mapping) else None
+    return True
 
 
 def _merged(under: Any, over: Any) -> Any:
