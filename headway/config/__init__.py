@@ -26,7 +26,7 @@ from headway.config.dataset import (
 )
 from headway.config.engines import SGLangConfig, VLLMConfig
 from headway.config.experiment import ExperimentConfig
-from headway.config.loading import load_experiment
+from headway.config.loading import Experiment, load_experiment, read_experiment, require_runnable
 from headway.config.observe import PerfTracerConfig, StatsLoggerConfig
 from headway.config.paths import RunPaths
 from headway.config.rollout import (
@@ -36,6 +36,7 @@ from headway.config.rollout import (
     RolloutConfig,
     WorkflowConfig,
 )
+from headway.config.show import save_resolved
 
 __all__ = [
     "ActorConfig",
@@ -45,6 +46,7 @@ __all__ = [
     "DatasetConfig",
     "Dims",
     "EvaluatorConfig",
+    "Experiment",
     "ExperimentConfig",
     "Frequency",
     "GenerationHyperparameters",
@@ -71,4 +73,7 @@ __all__ = [
     "WarmStartConfig",
     "WorkflowConfig",
     "load_experiment",
+    "read_experiment",
+    "require_runnable",
+    "save_resolved",
 ]

@@ -19,7 +19,7 @@ from headway.config.checks import Conflict, check_all, check_allocation, missing
 from headway.config.experiment import ExperimentConfig
 from headway.config.flags import unknown_flags
 from headway.config.foreign import take_out
-from headway.config.keys import value_at, walk
+from headway.config.keys import field_at, value_at
 from headway.config.problems import Problem, tell
 from headway.config.secrets import without_masks
 from headway.config.section import NoMeaning
@@ -81,7 +81,7 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
         told = [(as_written(conflict.keys[0], resolved), conflict) for conflict in conflicts]
         problems += [Problem(key, conflict.message) for key, conflict in told if not conflict.is_note]
         notes += [(key, conflict.message) for key, conflict in told if conflict.is_note]
-        notes += _without_meaning(given) + unknown_flags(config)
+        notes += _without_meaning(resolved, given) + unknown_flags(config)
     if problems or config is None:
         first = {problem.key: problem for problem in reversed(problems)}
         told_problems = [problem for key, problem in first.items() if not _is_echo(key, data, first.keys())]
@@ -152,16 +152,15 @@ def _given(data: Any, prefix: str = "") -> set[str]:
     return keys
 
 
-def _without_meaning(given: Set[str]) -> list[tuple[str, str]]:
-    """(key, why) of every key that is set and marked to have no meaning here."""
-    fields = [(key, mark) for key, _, field in walk(ExperimentConfig) for mark in field.metadata]
-    marks = {key: mark.why for key, mark in fields if isinstance(mark, NoMeaning)}
-    return [(key, marks[general]) for key in sorted(given) if (general := _general(key)) in marks]
-
-
-def _general(key: str) -> str:
-    """The key with every index of a list put to 0."""
-    return ".".join("0" if part.isdigit() else part for part in key.split("."))
+def _without_meaning(data: Any, given: Set[str]) -> list[tuple[str, str]]:
+    """(key, why) of every key that is set, not to its default, and marked to have no meaning here."""
+    notes = []
+    for key in sorted(given):
+        field = field_at(ExperimentConfig, key)
+        marks = [mark for mark in field.metadata if isinstance(mark, NoMeaning)] if field is not None else []
+        if field is not None and marks and value_at(data, key)[1] != field.default:
+            notes.append((key, marks[0].why))
+    return notes
 
 
 @cache

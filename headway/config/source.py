@@ -142,7 +142,7 @@ def take_out_scalars(data: dict[str, Any], defaults: Mapping[str, Any], prefix: 
 
 
 def resolve(data: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The data with every `${...}` replaced, and the keys whose interpolation points nowhere: they have their default."""
+    """The data with every `${...}` replaced, and problems: the keys that point nowhere, which get their default."""
     merged = _merged(defaults, data)
     problems: list[Problem] = []
     while True:

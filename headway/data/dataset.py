@@ -82,7 +82,6 @@ class Dataset:
         row_ids: Sequence[int],
         prompt_lengths: Sequence[int],
         left_out: LeftOut,
-        reward: str | None = None,
     ) -> None:
         self.source = source
         """Where the rows come from, for messages."""
@@ -90,8 +89,6 @@ class Dataset:
         self.prompt_lengths = np.asarray(prompt_lengths, dtype=np.int64)
         """[len] tokens of each prompt, chat template included; 0 where no tokenizer was given."""
         self.left_out = left_out
-        self.reward_function = reward
-        """Name of the reward function that belongs to the rows; None: the experiment file must name one."""
         self._config = config
         self._seed = seed
         self._row_ids = np.asarray(row_ids, dtype=np.int64)
@@ -185,7 +182,7 @@ def open_dataset(config: DatasetConfig, tokenizer: Tokenizer | None, seed: int) 
     if not kept:
         raise InvalidInput(_nothing_left(config, raw.source, len(numbered), left_out))
     row_ids, rows, kept_lengths = zip(*kept, strict=True)
-    dataset = Dataset(config, seed, raw.source, rows, row_ids, kept_lengths, left_out, raw.reward or adapter.reward)
+    dataset = Dataset(config, seed, raw.source, rows, row_ids, kept_lengths, left_out)
     if dataset.tasks_per_epoch == 0:
         raise InvalidInput(
             f"{raw.source}: {len(dataset)} rows do not fill one batch of {config.batch_size}, and drop_last leaves out "

@@ -30,8 +30,6 @@ class Adapter:
     """Column that becomes `answer`; None: it stays as it is."""
     suffix: str = ""
     """Added to every question."""
-    reward: str | None = None
-    """The reward function that belongs to these rows, where one is known."""
 
     def adapt(self, raw: Mapping[str, Any]) -> Row:
         """One row. Columns that were not asked for are kept."""
@@ -62,5 +60,5 @@ def adapter_of(raw: Sequence[Mapping[str, Any]], source: str) -> Adapter:
         )
     answer = None if "answer" in first else next((column for column in ANSWERS if column in first), None)
     if all(GSM8K_MARK in str(row.get("answer", "")) for row in raw[:16]):
-        return Adapter(question, answer, GSM8K_SUFFIX if question else "", reward="gsm8k")
+        return Adapter(question, answer, GSM8K_SUFFIX)
     return Adapter(question, answer)

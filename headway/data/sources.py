@@ -37,8 +37,6 @@ class RawRows:
     rows: list[RawRow]
     source: str
     """Named in messages: the file, the hub id, the function."""
-    reward: str | None = None
-    """The reward function that belongs to the source, where the source says so."""
 
 
 def read_source(config: DatasetConfig, seed: int) -> RawRows:
@@ -53,7 +51,7 @@ def read_source(config: DatasetConfig, seed: int) -> RawRows:
     if kind == "python":
         return _limited(_call(name, config, seed), f"{config.path} ({config.split})", config)
     if kind == "reasoning_gym":
-        return _limited(_reasoning_gym(name, config, seed), config.path, config, reward="reasoning_gym")
+        return _limited(_reasoning_gym(name, config, seed), config.path, config)
     path = Path(config.path).expanduser()
     if path.is_file():
         return _limited(_read_file(path), str(path), config)
@@ -64,12 +62,12 @@ def read_source(config: DatasetConfig, seed: int) -> RawRows:
     return _limited(_hub(config), f"{config.path} ({config.split})", config)
 
 
-def _limited(rows: Iterable[RawRow], source: str, config: DatasetConfig, reward: str | None = None) -> RawRows:
+def _limited(rows: Iterable[RawRow], source: str, config: DatasetConfig) -> RawRows:
     limited = list(islice(rows, config.max_rows))
     for number, row in enumerate(limited):
         if not isinstance(row, Mapping):
             raise InvalidInput(f"{source}: row {number} is a {type(row).__name__}, a mapping was meant")
-    return RawRows(limited, source, reward)
+    return RawRows(limited, source)
 
 
 def _call(name: str, config: DatasetConfig, seed: int) -> Iterable[RawRow]:
@@ -106,10 +104,10 @@ def _reasoning_gym(name: str, config: DatasetConfig, seed: int) -> Iterable[RawR
 
 
 def _reasoning_gym_row(entry: Mapping[str, Any]) -> RawRow:
-    """The entry, as JSON has it, goes along: the task's own verifier judges by it."""
+    """The entry goes along, as JSON has it: the task's own verifier judges by it."""
     entry = orjson.loads(orjson.dumps(dict(entry), default=str, option=orjson.OPT_NON_STR_KEYS))
     messages = [{"role": "user", "content": entry["question"]}]
-    return {"messages": messages, "answer": entry["answer"], "entry": entry}
+    return {**entry, "messages": messages, "source_dataset": entry["metadata"].get("source_dataset")}
 
 
 def _read_file(path: Path) -> Iterable[RawRow]:
