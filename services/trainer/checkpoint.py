@@ -4,9 +4,9 @@
       tensors of every rank (torch.distributed.checkpoint), trainer.json, then manifest.json, all fsynced
 
 Decides: which checkpoint a run continues from, and which may go.
-Guarantee: a folder named by a version label held every byte of its manifest when it got its name, and `latest` names the
-newest such folder. What is torn or corrupt is named in the log and skipped, never loaded. A leader whose lease has passed
-can only add a checkpoint of its own, older term: it changes none of its successor's.
+Guarantee: a folder named by a version label held every byte of its manifest when it got its name, and `latest` names
+the newest such folder. What is torn or corrupt is named in the log and skipped, never loaded. A leader whose lease has
+passed can only add a checkpoint of its own, older term: it changes none of its successor's.
 Proved in test_checkpoint_store.py.
 """
 

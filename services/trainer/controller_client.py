@@ -16,6 +16,7 @@ import grpc
 
 from headway.core.trajectory import Group, Outcome
 from headway.core.version import PolicyVersion
+from headway.data import Task
 from headway.errors import TimedOut
 from headway.runtime.grpc_client import connect, translating
 from headway.runtime.waits import Waits
@@ -81,14 +82,6 @@ class EvaluatedTask:
     group: Group | None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """One dataset row to be rolled out."""
-
-    task_id: str
-    data_json: bytes
-
-
 class ControllerClient:
     """Calls with the leader's fencing token.
 
@@ -119,7 +112,7 @@ class ControllerClient:
         request = pb.BeginRequest(fencing_token=self._token, step=step, is_fresh=is_fresh)
         await self._repeat("begin", lambda stub: stub.Begin(request, timeout=CALL_S))
 
-    async def submit(self, tasks: Sequence[TaskRow]) -> Submitted:
+    async def submit(self, tasks: Sequence[Task]) -> Submitted:
         """Hand over tasks, in order; known ones are not started again."""
 
         async def requests() -> AsyncIterator[pb.SubmitRequest]:
@@ -166,7 +159,7 @@ class ControllerClient:
         return int(reply.num_groups_forgotten)
 
     async def evaluate(
-        self, version: PolicyVersion, num_samples: int, tasks: Sequence[TaskRow], on_result: Callable[[int], None]
+        self, version: PolicyVersion, num_samples: int, tasks: Sequence[Task], on_result: Callable[[int], None]
     ) -> list[EvaluatedTask]:
         """Roll out `tasks` with one version; `on_result` hears how many have ended. A lost stream starts anew."""
 
@@ -225,7 +218,7 @@ class ControllerClient:
             return RolloutControllerStub(self._channel)
 
 
-def _to_wire(task: TaskRow) -> types_pb2.Task:
+def _to_wire(task: Task) -> types_pb2.Task:
     return types_pb2.Task(task_id=task.task_id, data_json=task.data_json)
 
 

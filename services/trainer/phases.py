@@ -88,6 +88,11 @@ class Phases:
             if self._stack:
                 self._enter(self._stack[-1])
 
+    def stay_in(self, phase: Phase) -> None:
+        """Be in `phase` from now on, outside any block."""
+        self._since = self._clock()
+        self._enter(phase)
+
     def mark(self, name: str) -> None:
         """Say that a point within a phase is reached."""
         self._tell(PhaseEvent("mark", name, self._clock()))

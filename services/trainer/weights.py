@@ -107,9 +107,24 @@ class WeightStore:
         sync_folder(self.root)
         return WrittenVersion(version, path, written.sha256, sum(file.bytes for file in files))
 
+    def export(self, version: PolicyVersion, root: Path, keep_last: int | None) -> Path:
+        """Put a version below another root too, by links where possible; the newest `keep_last` stay there."""
+        root.mkdir(parents=True, exist_ok=True)
+        path, aside = root / version.label, root / f".{version.label}.writing-{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(self.root / version.label, aside, copy_function=_link_or_copy)
+        sync_folder(aside)
+        if path.exists():
+            self._remove(path)
+        aside.rename(path)
+        sync_folder(root)
+        for old in _versions_below(root)[: -keep_last if keep_last else 0]:
+            self._remove(root / old.label)
+        return path
+
     def versions(self) -> list[PolicyVersion]:
         """Versions on disk, oldest first."""
-        return sorted(PolicyVersion.parse(path.name) for path in self.root.iterdir() if LABEL.fullmatch(path.name))
+        return _versions_below(self.root)
 
     def remove_leftovers(self, term: int) -> None:
         """Remove what can only be left over when `term` begins: half-written folders, and versions no older than it."""
@@ -133,11 +148,7 @@ class WeightStore:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _place_static(self, file: WrittenFile, folder: Path) -> WrittenFile:
-        source, target = self._shelf / file.name, folder / file.name
-        try:
-            os.link(source, target)
-        except OSError:  # a file system without hard links
-            write_file(target, [memoryview(source.read_bytes())])
+        _link_or_copy(self._shelf / file.name, folder / file.name)
         return file
 
     def _write_shards(self, folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[WrittenFile], str]:
@@ -156,6 +167,18 @@ def read_manifest(folder: Path) -> tuple[dict[str, object], str]:
     data = (folder / MANIFEST).read_bytes()
     content: dict[str, object] = json.loads(data)
     return content, hashlib.sha256(data).hexdigest()
+
+
+def _versions_below(root: Path) -> list[PolicyVersion]:
+    return sorted(PolicyVersion.parse(path.name) for path in root.iterdir() if LABEL.fullmatch(path.name))
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    """A second name for the file; where the file system has none, a copy on disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        write_file(Path(target), [memoryview(Path(source).read_bytes())])
 
 
 def write_file(path: Path, buffers: Iterable[memoryview]) -> WrittenFile:

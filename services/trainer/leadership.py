@@ -1,0 +1,50 @@
+"""One trainer leads. The others wait, warm: model and data are loaded, and an election is all that is missing.
+
+Guarantee (I7): what a trainer does carries the fencing token of its leadership. Once a later leader exists, publishing
+is refused by name-resolve, fetching and committing by the controller. A trainer that hears of its own end stops at
+once; one that was frozen past its lease and wakes finds every door closed. Its checkpoints bear its own term and hide
+no later one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from headway.errors import StaleVersion
+from headway.runtime.names import NameClient
+from headway.runtime.supervisor import Supervisor
+from headway.runtime.waits import Waits
+
+OFFICE = "leader/trainer"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """A leadership that was won."""
+
+    fencing_token: int
+    term: int
+
+
+@asynccontextmanager
+async def leading(names: NameClient, candidate: str, waits: Waits, supervisor: Supervisor) -> AsyncIterator[Office]:
+    """Wait to be elected; the block runs as the leader. Losing the office ends the supervisor with StaleVersion."""
+    campaign = names.campaign(OFFICE, candidate)
+    with waits.waiting_for("leadership: another trainer leads"):
+        leadership = await campaign.__aenter__()
+    try:
+        log.info("leads in term %d (fencing token %d)", leadership.term, leadership.fencing_token)
+        supervisor.start("leadership", _until_lost(leadership.lost, leadership.term))
+        yield Office(leadership.fencing_token, leadership.term)
+    finally:
+        await campaign.__aexit__(None, None, None)
+
+
+async def _until_lost(lost: asyncio.Event, term: int) -> None:
+    await lost.wait()
+    raise StaleVersion(
+        f"the leadership of term {term} was lost; this trainer ends, and may stand again after a restart"
+    )

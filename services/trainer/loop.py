@@ -1,0 +1,390 @@
+"""The training loop: batches in, versions out.
+
+    start:  fresh: warm start -> publish v{term}.0 -> evaluate        recovered: checkpoint c -> replay
+    step s: wait for batch s -> log-probs, advantages, update -> write, publish v{term}.{s+1} -> evaluate when due
+            -> commit s -> checkpoint, export when due -> log         (batch s + 1 is fetched meanwhile)
+    end:    export -> finished
+
+Step s consumes batch s with version (term, s) and makes (term, s + 1).
+
+Skipped steps. A loss or gradient that is not finite changes nothing. The step is committed with the version that it
+started from: its groups are consumed, and the same step begins again with a new batch, so the step number goes on
+counting updates and no token's staleness changes. A skipped batch is never replayed. Five in a row end the run.
+
+Replay. A recovered trainer starts at the step c of its checkpoint; version p was published when its predecessor died.
+Steps before p train on the batches that the controller handed out then, and publish nothing; p is published again under
+the new term, and training goes on.
+
+Waits for the batch, the torch thread, name-resolve and the controller, each by a name that the status shows.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from headway.config import ExperimentConfig
+from headway.core.version import PolicyVersion
+from headway.data import Dataset, Task
+from headway.errors import HeadwayError, TimedOut, Unavailable
+from services.trainer.batches import BatchSource, StepBatch
+from services.trainer.checkpoint import Checkpoint, CheckpointStore, TrainerRecord
+from services.trainer.controller_client import ControllerClient
+from services.trainer.phases import Phase, Phases
+from services.trainer.ranks import Ranks
+from services.trainer.schedule import Due, RunLength
+from services.trainer.statistics import Stats, StatsLogger, batch_stats, evaluation_stats, timing_stats
+from services.trainer.tasks import Need, TaskFeeder
+from services.trainer.warm_start import WarmStartPlan
+from services.trainer.weights import WrittenVersion
+
+MAX_SKIPPED_IN_A_ROW = 5
+KEEP_NEWEST = 4
+"""Versions that stay on disk though no server is known to need them."""
+PUBLISH_PATIENCE_S = 600.0
+PUBLISH_RETRY_S = 0.5
+log = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """The part of name-resolve that knows versions; `NameClient` in production."""
+
+    async def publish_version(self, version: PolicyVersion, manifest_sha256: str, fencing_token: int) -> None:
+        """Make a version the published one.
+
+        Raises:
+            StaleVersion: A newer version, or a later leader, exists.
+        """
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins."""
+
+    checkpoint: Checkpoint | None
+    published_step: int
+    """Step of the version that an earlier life of the run published; -1: none."""
+    is_fresh: bool
+    """Nothing of an earlier run of this trial counts."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with."""
+
+    config: ExperimentConfig
+    length: RunLength
+    term: int
+    fencing_token: int
+    ranks: Ranks
+    controller: ControllerClient
+    publisher: Publisher
+    checkpoints: CheckpointStore
+    statistics: StatsLogger
+    phases: Phases
+    dataset: Dataset
+    start_task: Callable[[str, Coroutine[Any, Any, Any]], object]
+    """Runs something beside the loop; its failure ends the process."""
+    evaluation_tasks: Sequence[Task]
+    warm_start: WarmStartPlan | None
+
+
+@dataclass
+class Progress:
+    """What the loop counts."""
+
+    version: PolicyVersion
+    parent: PolicyVersion | None = None
+    num_skipped: int = 0
+    num_skipped_in_a_row: int = 0
+    num_samples: int = 0
+    trained_s: float = 0.0
+    stop_reason: str | None = None
+    saves: "list[asyncio.Future[Path]]" = field(default_factory=list)
+
+
+class TrainLoop:
+    """Runs once, from the start that it is given to the end of the run."""
+
+    def __init__(self, parts: Parts, start: Start) -> None:
+        self._parts = parts
+        self._start = start
+        self._config = parts.config
+        self._phases = parts.phases
+        self.progress = Progress(
+            PolicyVersion(parts.term, start.checkpoint.record.version.step if start.checkpoint else 0)
+        )
+        self.feeder = TaskFeeder(parts.dataset, parts.controller, self._need)
+        self._batches = BatchSource(parts.config, parts.controller)
+        now = time.monotonic()
+        self._evaluator = Due(parts.config.evaluator, parts.length, now)
+        self._recover = Due(parts.config.recover, parts.length, now)
+        self._saver = Due(parts.config.saver, parts.length, now)
+        self._wake = asyncio.Event()
+
+    @property
+    def total_steps(self) -> int:
+        return self._parts.length.total_steps
+
+    @property
+    def is_recoverable(self) -> bool:
+        return self._config.recover.mode != "disabled"
+
+    async def run(self) -> None:
+        """Train to the end of the run, or until `stop`.
+
+        Raises:
+            HeadwayError: The run cannot go on; the message says why.
+        """
+        try:
+            await self._begin()
+            while self.progress.version.step < self.total_steps and self.progress.stop_reason is None:
+                await self._step()
+            await self._end()
+        finally:
+            await self._batches.close()
+            for save in self.progress.saves:
+                save.cancel()
+
+    async def save(self) -> Path:
+        """Write a checkpoint at the end of the running step; returns its folder."""
+        saved: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
+        self.progress.saves.append(saved)
+        self._wake.set()
+        return await saved
+
+    def stop(self, reason: str) -> None:
+        """End after the running step, with a checkpoint where recovery is on."""
+        self.progress.stop_reason = reason
+        self._wake.set()
+
+    # ---- start and end
+
+    async def _begin(self) -> None:
+        parts, start = self._parts, self._start
+        step = self.progress.version.step
+        with self._phases(Phase.STARTING):
+            await parts.ranks.call("open_weights", parts.term)
+            await parts.controller.begin(step, start.is_fresh)
+            if start.checkpoint is not None:
+                await self._restore(start.checkpoint)
+        if start.checkpoint is None and parts.warm_start is not None:
+            with self._phases(Phase.WARM_START):
+                stats = await parts.ranks.call("warm_start", parts.warm_start)
+            log.info("warm start: %s", stats)
+        if step >= start.published_step:
+            await self._publish(self.progress.version)
+        parts.start_task("task feeder", self.feeder.run())
+        self._phases.take_seconds()
+        if start.checkpoint is None:
+            await self._after_start()
+
+    async def _restore(self, checkpoint: Checkpoint) -> None:
+        record = checkpoint.record
+        log.info("continues from checkpoint %s, published is step %d", checkpoint.path, self._start.published_step)
+        await self._parts.ranks.call("restore", checkpoint.path, record.version.step)
+        self.feeder.restore(record.tasks)
+        self.progress.parent = record.version
+        self.progress.num_skipped = record.num_skipped_steps
+        self.progress.num_samples = record.num_samples
+        self.progress.trained_s = record.trained_s
+
+    async def _after_start(self) -> None:
+        """A run that begins at step 0: held-out accuracy of the initial model, and a first checkpoint."""
+        is_published = self._start.published_step <= 0
+        if self._config.evaluator.at_start and is_published and self._parts.evaluation_tasks:
+            stats = await self._evaluate()
+            self._parts.statistics.write(0, self.progress.version, stats)
+        if self.is_recoverable:
+            await self._checkpoint()
+
+    async def _end(self) -> None:
+        reason = self.progress.stop_reason
+        if reason is not None:
+            log.info("stops at step %d: %s", self.progress.version.step, reason)
+        if reason is not None and self.is_recoverable:
+            await self._checkpoint()
+        if reason is None:
+            await self._export()
+            if self.is_recoverable:
+                self._parts.checkpoints.mark_finished(True)
+        await self._answer_saves()
+        self._phases.stay_in(Phase.FINISHED)
+
+    # ---- one step
+
+    async def _step(self) -> None:
+        step = self.progress.version.step
+        started = time.monotonic()
+        batch = await self._next_batch(step)
+        if batch is None:
+            return
+        self.feeder.consume(batch.task_ids)
+        if step + 1 < self.total_steps:
+            self._batches.prefetch(step + 1)
+        self.feeder.refresh()
+        result = await self._parts.ranks.call("train", batch.samples, step)
+        if result.is_applied:
+            await self._advance(batch, result.stats, started)
+        else:
+            await self._skip(batch)
+        await self._answer_saves()
+
+    async def _next_batch(self, step: int) -> StepBatch | None:
+        """The batch of a step; None: the run is to stop. Saves that are asked for meanwhile are made."""
+        fetch = self._batches.prefetch(step)
+        self.feeder.refresh()
+        with self._phases(Phase.WAIT_FOR_BATCH):
+            while not fetch.done():
+                woken = asyncio.ensure_future(self._wake.wait())
+                await asyncio.wait({fetch, woken}, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                self._wake.clear()
+                if self.progress.stop_reason is not None:
+                    return None
+                await self._answer_saves()
+            return fetch.result()
+
+    async def _advance(self, batch: StepBatch, update: Stats, started: float) -> None:
+        progress = self.progress
+        before = progress.version
+        version = PolicyVersion(before.term, before.step + 1)
+        is_caught_up = version.step >= self._start.published_step
+        progress.version = version
+        progress.num_samples += batch.samples.num_samples
+        progress.num_skipped_in_a_row = 0
+        if is_caught_up:
+            await self._publish(version)
+        stats = self._stats_of(batch, update)
+        if is_caught_up and self._is_evaluation_due(version.step):
+            stats |= await self._evaluate()
+        progress.trained_s += time.monotonic() - started
+        stats |= timing_stats(self._phases.take_seconds(), batch.samples.num_samples, batch.samples.num_tokens)
+        await self._commit(before.step, stats)
+        self._batches.forget(before.step)
+        now = time.monotonic()
+        if self.is_recoverable and self._recover.is_due(version.step, now):
+            await self._checkpoint()
+        if self._saver.is_due(version.step, now) and is_caught_up and version.step < self.total_steps:
+            await self._export()
+        with self._phases(Phase.LOG):
+            self._parts.statistics.write(version.step, version, stats)
+
+    async def _skip(self, batch: StepBatch) -> None:
+        """Nothing was changed: consume the batch without making a version."""
+        progress = self.progress
+        step = progress.version.step
+        progress.num_skipped += 1
+        progress.num_skipped_in_a_row += 1
+        log.warning("step %d is skipped: loss or gradient is not finite (tasks %s)", step, ", ".join(batch.task_ids))
+        self._batches.forget(step)
+        self._batches.forget_waiting()
+        await self._commit(step, {"num_skipped_steps": float(progress.num_skipped)})
+        if progress.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise HeadwayError(
+                f"{MAX_SKIPPED_IN_A_ROW} steps in a row, at step {step}, had a loss or gradient that is not finite; "
+                f"the last finite weights are {progress.version.label}"
+            )
+
+    def _stats_of(self, batch: StepBatch, update: Stats) -> Stats:
+        stats = batch_stats(batch.fetched, self._config.rollout.max_head_offpolicyness) | update
+        stats["rollout/invalid_tokens"] = float(batch.samples.num_invalid_tokens)
+        stats["num_skipped_steps"] = float(self.progress.num_skipped)
+        stats["epoch"] = float(self._parts.length.epochs_at(self.progress.version.step))
+        stats["total_samples"] = float(self.progress.num_samples)
+        stats["total_s"] = self.progress.trained_s
+        return stats
+
+    # ---- actions
+
+    async def _publish(self, version: PolicyVersion) -> None:
+        """Write the weights, and make them the published version."""
+        with self._phases(Phase.WRITE):
+            written: WrittenVersion = await self._parts.ranks.call("write", version, self.progress.parent)
+        with self._phases(Phase.PUBLISH):
+            token = self._parts.fencing_token
+            await _patiently(
+                f"publish {version.label}",
+                lambda: self._parts.publisher.publish_version(version, written.manifest_sha256, token),
+            )
+        self.progress.parent = version
+
+    async def _commit(self, step: int, stats: Stats) -> None:
+        with self._phases(Phase.COMMIT):
+            needed = await self._parts.controller.commit(step, self.progress.version, stats)
+            await self._parts.ranks.call_here("remove_weights", needed, KEEP_NEWEST)
+
+    def _is_evaluation_due(self, step: int) -> bool:
+        if not self._parts.evaluation_tasks:
+            return False
+        is_due = self._evaluator.is_due(step, time.monotonic())
+        return is_due or (step == self.total_steps and self._config.evaluator.at_end)
+
+    async def _evaluate(self) -> Stats:
+        """Held-out reward of the version in hand, which is the published one."""
+        tasks = self._parts.evaluation_tasks
+
+        def on_result(count: int) -> None:
+            self._phases.progress = count / len(tasks)
+
+        with self._phases(Phase.EVALUATE):
+            results = await self._parts.controller.evaluate(
+                self.progress.version, self._config.evaluation_gconfig.n_samples, tasks, on_result
+            )
+        return evaluation_stats(results)
+
+    async def _checkpoint(self) -> Path:
+        """Write a checkpoint of the state between two steps, and let the controller forget what lies before it."""
+        progress = self.progress
+        record = TrainerRecord(
+            progress.version, self.feeder.state(), progress.num_skipped, progress.num_samples, progress.trained_s
+        )
+        with self._phases(Phase.CHECKPOINT):
+            store = self._parts.checkpoints
+            aside = await asyncio.to_thread(store.begin, progress.version)
+            await self._parts.ranks.call("save", aside)
+            path = await asyncio.to_thread(store.complete, aside, record)
+            await self._parts.controller.forget_before(progress.version.step)
+        return path
+
+    async def _export(self) -> None:
+        """Keep the published weights as a folder that `from_pretrained` loads."""
+        saver = self._config.saver
+        with self._phases(Phase.SAVE):
+            path = await self._parts.ranks.call_here(
+                "export", self.progress.version, self._config.paths.checkpoints, saver.keep_last
+            )
+        log.info("the model is saved at %s", path)
+
+    async def _answer_saves(self) -> None:
+        saves, self.progress.saves = self.progress.saves, []
+        if saves:
+            path = await self._checkpoint()
+            for save in saves:
+                if not save.done():
+                    save.set_result(path)
+
+    def _need(self) -> Need:
+        """Enough tasks that eta + 2 batches are under way, and no more than the run still needs."""
+        batch_size = self._parts.length.batch_size
+        first = max(self.progress.version.step, self._start.published_step)
+        num_arrived = sum(self._batches.has(step) for step in (first, first + 1))
+        num_left = max(0, self.total_steps - first - num_arrived) * batch_size
+        num_ahead = (self._config.rollout.max_head_offpolicyness + 2) * batch_size
+        return Need(min(num_ahead, num_left), is_last_lap=num_left <= num_ahead)
+
+
+async def _patiently(what: str, action: "Callable[[], Awaitable[Any]]") -> Any:
+    """Repeat an idempotent action while name-resolve is away."""
+    deadline = time.monotonic() + PUBLISH_PATIENCE_S
+    while True:
+        try:
+            return await action()
+        except (Unavailable, TimedOut) as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("%s: %s; trying again", what, error)
+        await asyncio.sleep(PUBLISH_RETRY_S)

@@ -1,0 +1,131 @@
+"""The torch work of one rank. The loop asks for it by name; every rank does the same, in the same order.
+
+Nothing here knows of gRPC, versions' order or staleness: arrays and folders come in, numbers and folders go out.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headway.algorithm.batch import SampleBatch
+from headway.config import ExperimentConfig
+from headway.core.version import PolicyVersion
+from services.trainer.checkpoint import load_tensors, save_tensors
+from services.trainer.engine import TrainEngine
+from services.trainer.model_files import static_files
+from services.trainer.phases import Phase, Phases
+from services.trainer.warm_start import WarmStartPlan
+from services.trainer.weights import WeightStore, WrittenVersion
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What became of one batch."""
+
+    is_applied: bool
+    """False: loss or gradient was not finite, and nothing was changed."""
+    stats: dict[str, float]
+
+
+class TorchWorker:
+    """One rank's engine, and what the loop wants of it.
+
+    Args:
+        phases: Timeline of this rank.
+    """
+
+    def __init__(self, config: ExperimentConfig, phases: Phases) -> None:
+        self._config = config
+        self._phases = phases
+        self._engine: TrainEngine | None = None
+        self._store: WeightStore | None = None
+        self.is_stopping = threading.Event()
+        """Set: long work ends at its next pause."""
+
+    @property
+    def engine(self) -> TrainEngine:
+        if self._engine is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._engine
+
+    def load(self, total_steps: int) -> None:
+        """Build the model, the optimizer and the reference."""
+        self._engine = TrainEngine(self._config, total_train_steps=total_steps)
+
+    def warm_start(self, plan: WarmStartPlan) -> dict[str, float]:
+        """Train supervised, step by step; returns the last step's statistics."""
+        stats: dict[str, float] = {}
+        with self.engine.supervised(lr=plan.lr, num_steps=len(plan.steps)):
+            for number, rows in enumerate(plan.steps):
+                if self.is_stopping.is_set():
+                    break
+                sequences = [plan.sequences[row] for row in rows]
+                stats = self.engine.sft_step(sequences, label_smoothing=plan.label_smoothing).stats
+                self._phases.progress = (number + 1) / len(plan.steps)
+        return stats
+
+    def train(self, batch: SampleBatch, step: int) -> StepResult:
+        """One train step: proximal and reference log-probs, advantages, update, learning rate."""
+        engine = self.engine
+        engine.version = step
+        if engine.needs_prox_logp:
+            with self._phases(Phase.LOGPROB):
+                batch = batch.with_(prox_logp=engine.compute_logp(batch))
+        if engine.has_ref:
+            with self._phases(Phase.REF_LOGPROB):
+                batch = batch.with_(ref_logp=engine.compute_ref_logp(batch))
+        with self._phases(Phase.ADVANTAGES):
+            batch = engine.compute_advantages(batch)
+        with self._phases(Phase.UPDATE):
+            result = engine.ppo_update(batch)
+            if result.applied:
+                engine.step_lr_scheduler()
+                engine.version = step + 1
+        return StepResult(result.applied, dict(result.stats))
+
+    def write(self, version: PolicyVersion, parent: PolicyVersion | None) -> WrittenVersion | None:
+        """Write the weights as a version; rank 0 returns what it wrote."""
+        tensors = self.engine.full_state_dict()
+        if self.engine.rank != 0:
+            return None
+        if self._store is None:
+            raise RuntimeError("the weights folder is not open")
+        return self._store.write(version, parent, tensors.items())
+
+    def open_weights(self, term: int) -> None:
+        """Take over the weights folder; only rank 0 writes there."""
+        if self.engine.rank == 0:
+            self._store = WeightStore(self._config.paths.weights, static_files(self._config, self.engine))
+            self._store.remove_leftovers(term)
+
+    def remove_weights(self, needed: Sequence[PolicyVersion], keep_newest: int) -> None:
+        """Remove versions that no server needs."""
+        if self._store is not None:
+            self._store.remove_except(needed, keep_newest)
+
+    def export(self, version: PolicyVersion, root: Path, keep_last: int | None) -> Path | None:
+        """Keep a written version as an export of the model."""
+        return self._store.export(version, root, keep_last) if self._store is not None else None
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of a checkpoint."""
+        save_tensors(folder, self.engine.state_dict())
+
+    def restore(self, folder: Path, step: int) -> None:
+        """Load this rank's part of a checkpoint."""
+        state = self.engine.state_dict()
+        load_tensors(folder, state)
+        self.engine.load_state_dict(state)
+        self.engine.version = step
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
