@@ -40,6 +40,8 @@ class SampleBatch:
     """[N] int64, 0 to G - 1; samples of one task share it."""
     no_eos: Tensor
     """[N] bool, generation ended because the budget was used up."""
+    task_ids: tuple[str, ...] = ()
+    """[G] names for messages."""
     num_invalid_tokens: int = 0
     """Tokens taken out of the loss because their evidence was not finite."""
     prox_logp: Tensor | None = None
@@ -81,7 +83,7 @@ class SampleBatch:
         """Take some samples, in the order given; group ids are kept as they are."""
         chosen = torch.as_tensor(samples, dtype=torch.int64)
         tokens = token_indices(self.starts[chosen], self.lengths[chosen])
-        picked: dict[str, Any] = {"num_invalid_tokens": self.num_invalid_tokens}
+        picked: dict[str, Any] = {"num_invalid_tokens": self.num_invalid_tokens, "task_ids": self.task_ids}
         for name, value in self.tensors():
             picked[name] = value[chosen if name in PER_SAMPLE else tokens]
         return SampleBatch(**picked)
@@ -116,6 +118,7 @@ class SampleBatch:
             versions=_flat([sample.versions for sample in samples], torch.int32),
             rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
             group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.trajectories]),
+            task_ids=tuple(group.task_id for group in groups),
             no_eos=torch.tensor([sample.stop_reason is StopReason.LENGTH for sample in samples]),
         )
         return _without_invalid(batch)

@@ -82,7 +82,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _score(logits: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Log-probability, uniform log-probability, entropy and normaliser, [rows] each; and the probabilities [rows, V]."""
+    """Log-probability, uniform log-probability, entropy, normaliser, [rows] each; and probabilities [rows, V]."""
     normaliser = logits.logsumexp(-1)
     logp = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
     probabilities = (logits - normaliser[:, None]).exp_()

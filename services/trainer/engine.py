@@ -1,0 +1,341 @@
+"""The train engine: a model, its optimizer, and what the trainer's loop asks of them.
+
+Every rank calls every method with the same whole batch; the engine spreads the samples over ranks and gives the same
+result on all of them. Rounding apart, no result depends on the number of ranks, the token budget or the layout.
+Guarantee: a mini-batch whose loss or gradient is not finite moves neither parameters nor moments.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import GenerationConfig, PretrainedConfig
+
+from headway.algorithm.advantages import compute_advantages, old_logp
+from headway.algorithm.batch import SampleBatch
+from headway.algorithm.losses import PolicyTokens, policy_loss
+from headway.algorithm.proximal import approximations, second_moment_mask
+from headway.algorithm.statistics import (
+    TokenStatistics,
+    approximation_statistics,
+    batch_statistics,
+    effective_sample_size,
+    loss_statistics,
+)
+from headway.config import ExperimentConfig
+from headway.config.actor import OptimizerConfig
+from headway.core.trajectory import Group, Trajectory
+from headway.errors import InvalidInput
+from services.trainer.distributed import Ranks, default_device, place
+from services.trainer.layout import MicroBatch
+from services.trainer.model import Policy, load_policy
+from services.trainer.optimization import Optimization
+from services.trainer.plan import MiniBatch, Planner
+
+TokenSequence = tuple[NDArray[np.int32], NDArray[np.bool_]]
+"""([L] token ids, [L] true where the supervised loss is taken)."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What became of one update."""
+
+    stats: dict[str, float]
+    applied: bool
+    """False: nothing was changed, because no mini-batch had a finite loss and gradient, or none had a token."""
+
+
+class TrainEngine:
+    """The policy in training, and the frozen reference where the KL penalty needs one.
+
+    Args:
+        total_train_steps: Over which the learning rate is scheduled.
+        device: None: this rank's CUDA device, or the CPU.
+
+    Raises:
+        InvalidInput: The model cannot be loaded, or the experiment asks for what this engine or machine does not have.
+    """
+
+    def __init__(self, config: ExperimentConfig, *, total_train_steps: int, device: torch.device | None = None) -> None:
+        self.config = config.actor
+        self.ranks = Ranks.find(config.allocation.training, device or default_device())
+        self.version = 0
+        """Step of the weights held; the loop sets it."""
+        self._policy = load_policy(self.config, temperature=self.config.temperature, seed=config.seed)
+        self._place(self._policy)
+        self._ref: Policy | None = None
+        if self.config.kl_ctl > 0:
+            self._ref = self._load_ref(config)
+        self._optimization: Optimization | None = None
+        if self.config.optimizer is not None:
+            self._optimization = Optimization(self.config.optimizer, self._trained(), total_train_steps)
+        self._planner = self._new_planner(self._policy, self.config.mb_spec)
+        self._plan: tuple[SampleBatch, list[MiniBatch]] | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def hf_config(self) -> PretrainedConfig:
+        """Configuration of the model, with the dtype in which weights are published."""
+        config: PretrainedConfig = self._policy.lm.config
+        config.dtype = getattr(torch, self.config.dtype)
+        return config
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        return self._policy.lm.generation_config
+
+    @property
+    def has_ref(self) -> bool:
+        return self._ref is not None
+
+    @property
+    def needs_prox_logp(self) -> bool:
+        """Whether the update wants log-probs of the policy at the start of the step."""
+        if self.config.use_decoupled_loss:
+            return self.config.prox_logp_method != "loglinear"
+        return self.config.recompute_logprob
+
+    def compute_logp(self, batch: SampleBatch) -> Tensor:
+        """[T] float32 log-probs under the current policy, 0 where `loss_mask` is false. Collective."""
+        minibatches = self._minibatches(batch)
+        return self._score(self._policy, [m for minibatch in minibatches for m in minibatch.micro_batches], batch)
+
+    def compute_ref_logp(self, batch: SampleBatch) -> Tensor:
+        """[T] float32 log-probs under the reference model, 0 where `loss_mask` is false. Collective."""
+        if self._ref is None:
+            raise InvalidInput("there is no reference model: actor.kl_ctl is 0")
+        minibatches = self._minibatches(batch)
+        return self._score(self._ref, [m for minibatch in minibatches for m in minibatch.micro_batches], batch)
+
+    def compute_advantages(self, batch: SampleBatch) -> SampleBatch:
+        """Fill in rewards, advantages and returns; see `headway.algorithm.advantages`."""
+        return compute_advantages(batch, self.config)
+
+    def ppo_update(self, batch: SampleBatch) -> UpdateResult:
+        """Take one optimizer step per mini-batch. Collective.
+
+        The batch has advantages, and `prox_logp` where `needs_prox_logp` says so.
+        """
+        optimization = self._require_optimization()
+        statistics, results = TokenStatistics(), []
+        for minibatch in self._minibatches(batch):
+            results.append(self._update(minibatch, batch, statistics, optimization))
+        self._plan = None
+        update = statistics.result(self.ranks.reduce)
+        update |= effective_sample_size(update)
+        update |= {
+            "lr": optimization.lr,
+            "grad_norm": float(np.mean([norm for norm, _ in results])) if results else math.nan,
+            "update_successful": float(np.mean([ok for _, ok in results])) if results else 0.0,
+            "skipped_minibatches": float(sum(not ok for _, ok in results)),
+        }
+        before = batch_statistics(batch, self.config, self.version)
+        stats = {f"ppo_actor/{name}": value for name, value in before.items()}
+        stats |= {f"ppo_actor/update/{name}": value for name, value in update.items()}
+        return UpdateResult(stats, applied=any(ok for _, ok in results))
+
+    def step_lr_scheduler(self) -> None:
+        """Go on to the learning rate of the next train step."""
+        optimization = self._require_optimization()
+        optimization.set_step(optimization.step + 1)
+
+    @contextmanager
+    def supervised(self, *, lr: float, num_steps: int) -> Iterator[None]:
+        """A phase of supervised steps with an AdamW of its own; the policy's optimizer comes back after it.
+
+        The learning rate rises over the first tenth of the steps.
+        """
+        before = self._optimization
+        settings = OptimizerConfig(lr=lr, weight_decay=0.01, beta2=0.98, warmup_steps_proportion=0.1)
+        self._optimization = Optimization(settings, self._trained(), num_steps)
+        try:
+            yield
+        finally:
+            self._optimization = before
+
+    def sft_step(self, sequences: Sequence[TokenSequence], *, label_smoothing: float = 0.0) -> UpdateResult:
+        """One step of cross-entropy on the marked tokens; goes on to the next learning rate. Collective."""
+        optimization = self._require_optimization()
+        batch = _batch_of(sequences)
+        minibatches = self._planner.plan(batch, 1)
+        total = int(batch.loss_mask.sum())
+        self._policy.train()
+        loss_sum = torch.zeros((), device=self.ranks.device)
+        for micro_batch in (m for minibatch in minibatches for m in minibatch.micro_batches):
+            scored = self._policy(micro_batch.to(self.ranks.device))
+            losses = -(1 - label_smoothing) * scored.logp - label_smoothing * scored.uniform_logp
+            self._backward(losses.sum(), total)
+            loss_sum += losses.detach().sum()
+        norm, moved = optimization.update() if total else (0.0, False)
+        stats = {
+            "sft/loss": float(self.ranks.reduce(loss_sum, "sum")) / max(total, 1),
+            "sft/n_valid_tokens": float(total),
+            "sft/grad_norm": norm,
+            "sft/lr": optimization.lr,
+        }
+        optimization.set_step(optimization.step + 1)
+        return UpdateResult(stats, applied=moved)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """All weights, under transformers' names, on the CPU, in the published dtype; tied ones once. Collective.
+
+        Rank 0 gets them, the others {}.
+        """
+        dtype, found = getattr(torch, self.config.dtype), {}
+        for name, parameter in self._policy.lm.named_parameters():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if self.rank == 0:
+                found[name] = whole.detach().to("cpu", dtype, copy=True).contiguous()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a run continues from, as tensors (sharded ones as DTensors): weights, moments, step, RNG."""
+        optimization = self._require_optimization()
+        weights = {name: parameter.detach() for name, parameter in self._policy.lm.named_parameters()}
+        moments = optimization.named_state(dict(self._policy.lm.named_parameters()))
+        step = torch.tensor(optimization.step)
+        return {"model": weights, "optimizer": moments, "lr_step": step, "rng": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave, also when it was filled in place."""
+        own = self.state_dict()
+        for part in ("model", "optimizer"):
+            _copy_into(own[part], state[part])
+        self._require_optimization().set_step(int(state["lr_step"]))
+        torch.set_rng_state(state["rng"])
+
+    def _place(self, policy: Policy) -> None:
+        place(policy, self.config, self.ranks, getattr(torch, self.config.grad_reduce_dtype))
+
+    def _load_ref(self, config: ExperimentConfig) -> Policy:
+        if config.ref is None:
+            raise InvalidInput("actor.kl_ctl is above 0: a `ref` section is needed")
+        ref = load_policy(config.ref, temperature=self.config.temperature, seed=config.seed)
+        ref.requires_grad_(False)
+        place(ref, config.ref, self.ranks, torch.float32)
+        return ref
+
+    def _new_planner(self, policy: Policy, spec: Any) -> Planner:
+        return Planner(spec, rank=self.ranks.data_rank, world_size=self.ranks.data_size, is_packed=policy.is_packed)
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._policy.parameters() if parameter.requires_grad]
+
+    def _require_optimization(self) -> Optimization:
+        if self._optimization is None:
+            raise InvalidInput("actor.optimizer is null: this model is not trained")
+        return self._optimization
+
+    def _minibatches(self, batch: SampleBatch) -> list[MiniBatch]:
+        """The plan for a batch; worked out once for all the passes of a step."""
+        known = self._plan
+        if known is None or known[0].input_ids is not batch.input_ids or known[0].loss_mask is not batch.loss_mask:
+            self._plan = known = (batch, self._planner.plan(batch, self.config.ppo_n_minibatches))
+        return known[1]
+
+    @torch.no_grad()
+    def _score(self, policy: Policy, micro_batches: Sequence[MicroBatch], batch: SampleBatch) -> Tensor:
+        policy.eval()
+        found = torch.zeros(batch.num_tokens)
+        for micro_batch in micro_batches:
+            found[micro_batch.tokens] = policy(micro_batch.to(self.ranks.device)).logp.cpu()
+        return self.ranks.reduce(found, "sum")
+
+    def _update(
+        self, minibatch: MiniBatch, batch: SampleBatch, statistics: TokenStatistics, optimization: Optimization
+    ) -> tuple[float, bool]:
+        """One optimizer step: the gradient's norm, and whether anything was moved."""
+        self._policy.train()
+        total, kept = self._kept_tokens(minibatch, batch)
+        loss_sum = torch.zeros((), device=self.ranks.device)
+        for micro_batch in minibatch.micro_batches:
+            scored = self._policy(micro_batch.to(self.ranks.device))
+            tokens = self._policy_tokens(micro_batch, batch, kept, scored.logp)
+            loss = policy_loss(scored.logp, tokens, self.config)
+            self._backward(loss.loss.sum(), total)
+            loss_sum += loss.loss.detach().sum()
+            numbers = loss_statistics(
+                scored.logp, scored.entropy, tokens, loss, is_decoupled=self.config.use_decoupled_loss
+            )
+            if self.config.use_decoupled_loss and self.config.prox_logp_method == "metrics":
+                numbers |= self._approximation_statistics(micro_batch, batch, tokens, scored.logp)
+            statistics.add(numbers)
+        if not math.isfinite(float(self.ranks.reduce(loss_sum, "sum"))):
+            optimization.optimizer.zero_grad(set_to_none=True)
+            return math.nan, False
+        return optimization.update()
+
+    def _kept_tokens(self, minibatch: MiniBatch, batch: SampleBatch) -> tuple[int, Tensor]:
+        """Tokens in the loss of a mini-batch, and [T] bool which of them M2PO keeps. The same on every rank."""
+        chosen = torch.zeros(batch.num_samples, dtype=torch.bool)
+        chosen[list(minibatch.samples)] = True
+        mine = chosen[batch.sample_ids] & batch.loss_mask
+        if self.config.m2_threshold is None:
+            return int(mine.sum()), mine
+        if batch.prox_logp is None:
+            raise InvalidInput("actor.m2_threshold needs recomputed log-probs: prox_logp_method recompute or metrics")
+        kept = second_moment_mask(batch.logprobs[mine], batch.prox_logp[mine], self.config.m2_threshold)
+        return int(mine.sum()), mine.masked_scatter(mine, kept)
+
+    def _policy_tokens(self, micro_batch: MicroBatch, batch: SampleBatch, kept: Tensor, logp: Tensor) -> PolicyTokens:
+        if batch.advantages is None:
+            raise ValueError("the batch has no advantages: call compute_advantages first")
+        where, device = micro_batch.tokens, self.ranks.device
+        behaviour = old_logp(batch, self.config)[where].to(device)
+        prox = behaviour
+        if self.config.use_decoupled_loss:
+            if batch.prox_logp is not None:
+                prox = batch.prox_logp[where].to(device)
+            else:
+                versions = batch.versions[where].to(device)
+                prox = approximations(logp, behaviour, versions, self.version)["loglinear"]
+        return PolicyTokens(
+            behaviour_logp=behaviour,
+            prox_logp=prox,
+            advantages=batch.advantages[where].to(device),
+            sample_ids=batch.sample_ids[where].to(device),
+            kept=kept[where].to(device),
+        )
+
+    def _approximation_statistics(
+        self, micro_batch: MicroBatch, batch: SampleBatch, tokens: PolicyTokens, logp: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        versions = batch.versions[micro_batch.tokens].to(self.ranks.device)
+        candidates = approximations(logp, tokens.behaviour_logp, versions, self.version)
+        return approximation_statistics(candidates, tokens.prox_logp, tokens.behaviour_logp)
+
+    def _backward(self, loss_sum: Tensor, total: int) -> None:
+        """Add to the gradients those of sum / total; FSDP2 averages over ranks, which is undone here."""
+        (loss_sum * (self.ranks.data_size / total)).backward()  # type: ignore[no-untyped-call]
+
+
+def _batch_of(sequences: Sequence[TokenSequence]) -> SampleBatch:
+    """Sequences as samples without rewards."""
+    groups = []
+    for number, (ids, mask) in enumerate(sequences):
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        versions = np.where(mask, 0, -1).astype(np.int32)
+        groups.append(Group(f"sequence {number}", (Trajectory(ids, zeros, mask, versions, 0.0),)))
+    return SampleBatch.from_groups(groups)
+
+
+def _copy_into(own: dict[str, Any], loaded: dict[str, Any]) -> None:
+    for name, value in own.items():
+        if isinstance(value, dict):
+            _copy_into(value, loaded[name])
+        elif value is not loaded[name]:
+            value.copy_(loaded[name])
