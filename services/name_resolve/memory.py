@@ -57,7 +57,7 @@ class MemoryStore:
         self._expire()
         self._leases.remove(lease_id)
         before = self._tree.revision
-        self._tree.drop_lease(lease_id)
+        self._tree.drop_leases({lease_id})
         self._tell(before)
 
     async def watch(self, prefix: str, after: int) -> News:
@@ -81,9 +81,11 @@ class MemoryStore:
     def _expire(self) -> None:
         """Drop the leases that have lapsed, and come back when the next one will."""
         before = self._tree.revision
-        for lease_id in self._leases.lapsed(self._clock()):
+        lapsed = self._leases.lapsed(self._clock())
+        for lease_id in lapsed:
             self._leases.remove(lease_id)
-            self._tree.drop_lease(lease_id)
+        if lapsed:
+            self._tree.drop_leases(lapsed)
         self._tell(before)
         if self._expiry is not None:
             self._expiry.cancel()

@@ -5,7 +5,7 @@ arguments, in seconds on whatever clock the caller keeps to.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from services.name_resolve.store import (
@@ -39,6 +39,10 @@ class Tree:
     def get(self, *keys: str) -> View:
         return View(tuple(self.items[key] for key in keys if key in self.items), self.revision)
 
+    def copy(self) -> "Tree":
+        """One that can go its own way."""
+        return Tree(self.revision, dict(self.items), self.history.copy(), self.forgotten)
+
     def below(self, prefix: str) -> View:
         items = sorted((item for item in self.items.values() if item.key.startswith(prefix)), key=lambda item: item.key)
         return View(tuple(items), self.revision)
@@ -54,9 +58,9 @@ class Tree:
             self._apply(Changes(tuple(changes), revision))
         return Outcome(True, self.revision, num_deleted=sum(change.item is None for change in changes))
 
-    def drop_lease(self, lease_id: int) -> None:
-        """Delete the keys under a lease."""
-        keys = [item.key for item in self.items.values() if item.lease_id == lease_id]
+    def drop_leases(self, lease_ids: Collection[int]) -> None:
+        """Delete the keys under some leases, in one revision."""
+        keys = [item.key for item in self.items.values() if item.lease_id in lease_ids]
         self.transact([], [Delete(key) for key in sorted(keys)])
 
     def changes_after(self, revision: int, prefix: str) -> View | Changes | None:

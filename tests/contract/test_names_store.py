@@ -7,6 +7,7 @@ import pytest
 
 from headway.testing.etcd import EtcdCluster, running_etcd
 from services.name_resolve.etcd import EtcdStore, Login, Member
+from services.name_resolve.files import FileStore
 from services.name_resolve.memory import MemoryStore
 from services.name_resolve.store import Changes, CreatedAt, Delete, LeaseLapsed, Put, Store, Unchanged, View
 from services.name_resolve.tree import NUM_REMEMBERED
@@ -21,7 +22,7 @@ def etcd() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["memory", "etcd3"])
+@pytest.fixture(params=["memory", "nfs", "etcd3"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     async with make_store(request).open() as opened:
         yield opened
@@ -30,6 +31,8 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 def make_store(request: pytest.FixtureRequest) -> Store:
     if request.param == "memory":
         return MemoryStore()
+    if request.param == "nfs":
+        return FileStore(request.getfixturevalue("tmp_path") / "names")
     return EtcdStore([request.getfixturevalue("etcd").endpoints])
 
 
