@@ -21,13 +21,17 @@ import grpc
 import numpy as np
 import orjson
 
+from headway.errors import TimedOut
 from headway.runtime.grpc_client import connect
+from headway.runtime.names import NameClient, Put, Removed, Snapshot
 from headway.v1 import reward_pb2 as pb
 from headway.v1 import reward_pb2_grpc as rpc
 from headway.workflow.errors import RewardFailed, RewardTimeout
 
 log = logging.getLogger(__name__)
 
+PREFIX = "services/reward"
+"""Where replicas register."""
 MAX_ITEMS_PER_CALL = 256
 CALLS_PER_REPLICA = 4
 QUEUEING_S = 60.0
@@ -51,10 +55,19 @@ class Replica:
         self.address = address
         self.num_calls = 0
         self.num_items = 0
+        self.num_answered = 0
+        self.max_items = MAX_ITEMS_PER_CALL
+        """Items of one call: halved when it sheds, doubled when it answers."""
         self.rests_until = 0.0
-        """Monotonic second before which it is only asked when no other can be."""
+        """Second of the loop's clock before which it is not asked again."""
         self._channel = connect(address)
         self.stub = rpc.RewardStub(self._channel)
+
+    async def status(self, timeout_s: float) -> pb.RewardStatus | str:
+        try:
+            return await self.stub.GetRewardStatus(pb.GetRewardStatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
 
     async def close(self) -> None:
         await self._channel.close()
@@ -79,6 +92,7 @@ class RewardClient:
         self._numbers = itertools.count()
         self._is_pump_due = False
         self._addresses = tuple(addresses)
+        self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self.set_addresses(self._addresses)
@@ -99,6 +113,16 @@ class RewardClient:
         return list(self._replicas)
 
     @property
+    def num_answered(self) -> dict[str, int]:
+        """Items answered by each replica."""
+        return {replica.address: replica.num_answered for replica in self._replicas.values()}
+
+    async def statuses(self, timeout_s: float = 2.0) -> dict[str, pb.RewardStatus | str]:
+        """What each replica says of itself, its isolation layers too; the reason where one does not answer."""
+        replicas = list(self._replicas.values())
+        return dict(zip(self._replicas, await asyncio.gather(*[r.status(timeout_s) for r in replicas]), strict=True))
+
+    @property
     def num_waiting(self) -> int:
         """Items that no replica has been asked for yet."""
         return len(self._waiting)
@@ -110,7 +134,22 @@ class RewardClient:
             self._replicas[address] = Replica(address)
         for address in self._replicas.keys() - wanted:
             self._close_later(self._replicas.pop(address))
+        self._changed.set()
+        self._changed = asyncio.Event()
         self._pump_soon()
+
+    async def wait_for_replicas(self, count: int, timeout_s: float) -> None:
+        """Wait until so many replicas are known.
+
+        Raises:
+            TimedOut: They are not; the message says how many are.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self._replicas) < count:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise TimedOut(f"{len(self._replicas)} of {count} reward services after {timeout_s:.0f} s") from None
 
     def _close_later(self, replica: Replica) -> None:
         async def close() -> None:
@@ -122,9 +161,9 @@ class RewardClient:
         task.add_done_callback(self._closing.discard)
 
     async def reward_fn(
-        self, prompt: str, completion: str, prompt_ids: Sequence[int], completion_ids: Sequence[int], **data: Any
+        self, prompt: str, completion: str, prompt_ids: Sequence[int], completion_ids: Sequence[int], /, **data: Any
     ) -> float:
-        """The reward callable of a workflow."""
+        """The reward callable of a workflow; a row may have a `prompt` of its own."""
         return await self.score(completion, prompt, data, prompt_ids, completion_ids)
 
     async def score(
@@ -191,7 +230,7 @@ class RewardClient:
     def _pump(self) -> None:
         self._is_pump_due = False
         while self._waiting and (replica := self._best_replica()) is not None:
-            batch = self._take()
+            batch = self._take(replica.max_items)
             if batch:
                 self._start_call(replica, batch)
 
@@ -201,10 +240,10 @@ class RewardClient:
         free = [r for r in self._replicas.values() if r.num_calls < CALLS_PER_REPLICA and r.rests_until <= now]
         return min(free, key=lambda replica: replica.num_items, default=None)
 
-    def _take(self) -> list[Asked]:
+    def _take(self, max_items: int) -> list[Asked]:
         """The next call's items: a fair share of what waits, so that the other replicas get theirs."""
         share = -(-len(self._waiting) // len(self._replicas))
-        taken = [self._waiting.popleft() for _ in range(min(share, MAX_ITEMS_PER_CALL))]
+        taken = [self._waiting.popleft() for _ in range(min(share, max_items))]
         return [asked for asked in taken if not asked.answer.done()]
 
     def _start_call(self, replica: Replica, batch: list[Asked]) -> None:
@@ -218,6 +257,7 @@ class RewardClient:
         missing = dict(enumerate(batch))
         try:
             await self._stream(replica, missing)
+            replica.max_items = min(2 * replica.max_items, MAX_ITEMS_PER_CALL)
             self._fail(missing.values(), "the service ended its answer early")
         except grpc.aio.AioRpcError as error:
             self._on_call_failed(replica, missing, error)
@@ -231,6 +271,7 @@ class RewardClient:
         request = pb.ScoreRequest(items=[asked.item for asked in missing.values()])
         async for reply in replica.stub.Score(request, timeout=self._timeout_s + self._queueing_s):
             for result in reply.results:
+                replica.num_answered += 1
                 asked = missing.pop(result.index, None)
                 if asked is not None and not asked.answer.done():
                     asked.answer.set_result(result)
@@ -240,9 +281,9 @@ class RewardClient:
         if error.code() not in AGAIN:
             self._fail(missing.values(), f"{replica.address}: {error.code().name}: {error.details()}")
             return
-        log.warning(
-            "%s: %s: %s; %d items go elsewhere", replica.address, error.code().name, error.details(), len(missing)
-        )
+        log.info("%s: %s: %d items go elsewhere: %s", replica.address, error.code().name, len(missing), error.details())
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            replica.max_items = max(1, replica.max_items // 2)
         loop = asyncio.get_running_loop()
         replica.rests_until = loop.time() + RETRY_PAUSE_S
         loop.call_later(RETRY_PAUSE_S, self._pump_soon)
@@ -252,6 +293,20 @@ class RewardClient:
         for asked in failed:
             if not asked.answer.done():
                 asked.answer.set_exception(RewardFailed(f"item {asked.item.item_id}: {reason}"))
+
+
+async def follow_replicas(names: NameClient, rewards: RewardClient) -> None:
+    """Keep the client's addresses those that are registered in name-resolve, for ever: a task for the supervisor."""
+    found: dict[str, str] = {}
+    async for event in names.watch(PREFIX):
+        match event:
+            case Snapshot():
+                found = {entry.name: entry.value for entry in event.entries}
+            case Put():
+                found[event.entry.name] = event.entry.value
+            case Removed():
+                found.pop(event.name, None)
+        rewards.set_addresses(found.values())
 
 
 def reward_of(result: pb.ScoreResult) -> float:

@@ -1,11 +1,13 @@
 """The reward service: one door for production, the local launcher and the tests."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from headway.config import ExperimentConfig
 from headway.runtime.grpc_server import serve_grpc
+from headway.runtime.names import NameClient
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.v1 import reward_pb2_grpc as rpc
@@ -41,9 +43,23 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
             lambda server: rpc.add_RewardServicer_to_server(api, server),
             [SERVICE],
         ) as server:
-            yield Running(supervisor, {"grpc": server.port})
+            ports = {"grpc": server.port}
+            async with _registered(config, placement, ports):
+                yield Running(supervisor, ports)
             await server.set_serving(False)
             await pool.drain(config.reward.timeout_s + 1)
+
+
+@asynccontextmanager
+async def _registered(config: ExperimentConfig, placement: Placement, ports: Mapping[str, int]) -> AsyncIterator[None]:
+    """Be found through name-resolve while the block runs, where there is one."""
+    if not placement.name_resolve:
+        yield
+        return
+    async with NameClient(placement.name_resolve, config.run_name) as names:
+        address = placement.address(ports["grpc"])
+        await names.register(f"services/reward/{placement.instance}", address, metadata={"pid": str(os.getpid())})
+        yield
 
 
 async def _raise_failure(failed: "asyncio.Future[None]") -> None:

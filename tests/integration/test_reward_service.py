@@ -67,7 +67,10 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def serving(folder: Path, reward: str) -> AsyncIterator[str]:
     path = folder / "experiment.yaml"
-    path.write_text(f"experiment_name: e\ntrial_name: t\nreward: {{{reward}, timeout_s: 1.0, num_workers: 2}}\n")
+    path.write_text(
+        "experiment_name: e\ntrial_name: t\nactor: {ppo_n_minibatches: 1}\n"
+        f"reward: {{{reward}, timeout_s: 1.0, num_workers: 2}}\n"
+    )
     async with run(load_experiment(path), Placement(run_dir=folder)) as running:
         yield f"127.0.0.1:{running.ports['grpc']}"
 
