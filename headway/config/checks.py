@@ -58,7 +58,7 @@ def _names(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
 
 def check_allocation(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
     """Whether the allocation can be read at all: all other checks may then read it."""
-    halves = [key for key in ("rollout.backend", "actor.backend") if key in given]
+    halves = [key for key in ("rollout.backend", "actor.backend") if _text_of(config, key) is not None]
     if "allocation_mode" in given and halves:
         message = "is the newer spelling of a half of allocation_mode; both are set, keep one"
         yield from (Conflict((key,), message) for key in halves)
@@ -172,7 +172,7 @@ def _lengths(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
         if budget is not None and longest > budget:
             message = f"the longest sequence has {longest} tokens ({how}), a micro-batch holds {budget}"
             yield Conflict((f"{role}.mb_spec.max_tokens_per_mb", *keys), message)
-    context_key, context = _context(config)
+    context_key, context = engine_context(config)
     if context is not None and longest > context:
         yield Conflict(
             (context_key, *keys), f"the longest sequence has {longest} tokens ({how}), the engine holds {context}"
@@ -182,7 +182,7 @@ def _lengths(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
         yield Conflict(("gconfig.max_tokens", "train_dataset.max_length"), message)
 
 
-def _context(config: ExperimentConfig) -> tuple[str, int | None]:
+def engine_context(config: ExperimentConfig) -> tuple[str, int | None]:
     """The key that bounds sequences in the engine, and the bound in tokens."""
     contexts = {
         "builtin": ("inference.context_length", config.inference.context_length),

@@ -39,7 +39,7 @@ def _or_interpolation(schema: dict[str, Any]) -> dict[str, Any]:
     """The same, or a text with `${...}` in it."""
     if schema.get("type") == "string" and "enum" not in schema:
         return schema
-    kept = {key: schema[key] for key in ("description", "default", "deprecated") if key in schema}
+    kept: dict[str, Any] = {key: schema[key] for key in ("description", "default", "deprecated") if key in schema}
     inner = {key: value for key, value in schema.items() if key not in kept}
     return {**kept, "anyOf": [*(inner["anyOf"] if list(inner) == ["anyOf"] else [inner]), INTERPOLATION]}
 
