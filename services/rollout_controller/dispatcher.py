@@ -92,7 +92,10 @@ class _Job(Generic[TResult]):
     owner: Hashable
     order: int
     enqueued_at: float
+    has_begun: bool = False
     is_cancelled: bool = False
+    is_finished: bool = False
+    """It has ended, and waits for room for its result."""
     is_dropped: bool = False
     """Its owner is gone: the result is for nobody."""
     task: "asyncio.Task[None] | None" = None
@@ -101,13 +104,19 @@ class _Job(Generic[TResult]):
 class AsyncTaskRunner(Generic[TResult]):
     """Runs coroutines; input and output are bounded, and a full output makes a finished task wait, never fail."""
 
-    def __init__(self, max_queue_size: int, on_end: Callable[[TimedResult[TResult], Hashable], None]) -> None:
+    def __init__(
+        self,
+        max_queue_size: int,
+        on_end: Callable[[TimedResult[TResult], Hashable], None],
+        on_room: Callable[[], None],
+    ) -> None:
         self.max_queue_size = max_queue_size
-        self.is_paused = False
         self._on_end = on_end
+        self._on_room = on_room
         self._loop = asyncio.get_running_loop()
         self._input: deque[_Job[TResult]] = deque()
-        self._running: dict[str, _Job[TResult]] = {}
+        self._running: dict[int, _Job[TResult]] = {}
+        """By their order."""
         self._results: dict[Hashable, deque[TimedResult[TResult]]] = {}
         self._num_blocked = 0
         self._room = asyncio.Event()
@@ -134,7 +143,7 @@ class AsyncTaskRunner(Generic[TResult]):
 
     def drain(self) -> None:
         """Start what is queued, at the loop's next turn."""
-        if not self._is_draining and not self.is_paused and self._input:
+        if not self._is_draining and self._input:
             self._is_draining = True
             self._loop.call_soon(self._start_queued)
 
@@ -152,54 +161,64 @@ class AsyncTaskRunner(Generic[TResult]):
         for job in [*self._input, *self._running.values()]:
             if job.owner == owner:
                 job.is_dropped = True
-                self.cancel(job.task_id)
+                self._cancel(job)
         self._results.pop(owner, None)
         self._room.set()
 
     def cancel(self, task_id: str) -> bool:
-        """Cancel a task; it ends with a result whose error is a CancelledError. False: it is not running."""
-        job = self._running.get(task_id)
-        if job is None or job.is_cancelled or job.task is None:
+        """Cancel a task; it ends with a result whose error is a CancelledError. False: it is not running any more."""
+        jobs = (job for job in self._running.values() if job.task_id == task_id)
+        return any(self._cancel(job) for job in jobs)
+
+    @staticmethod
+    def _cancel(job: _Job[TResult]) -> bool:
+        if job.is_cancelled or job.is_finished or job.task is None:
             return False
         job.is_cancelled = True
-        job.task.cancel()
+        if job.has_begun:
+            job.task.cancel()
         return True
 
     async def close(self) -> None:
         """Cancel everything and wait until nothing runs; results that were not taken stay."""
-        self.is_paused = True
         self._input.clear()
         tasks = [job.task for job in self._running.values() if job.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._running.clear()
 
     def _start_queued(self) -> None:
         self._is_draining = False
-        while self._input and not self.is_paused:
+        while self._input:
             job = self._input.popleft()
-            self._running[job.task_id] = job
+            self._running[job.order] = job
             job.task = self._loop.create_task(self._run(job))
+        self._on_room()
 
     async def _run(self, job: _Job[TResult]) -> None:
         """One task, from its start until its result is in its owner's queue.
 
         waits for: the task itself, then room in the queue (unblocked by: the owner, who takes results)
         """
+        job.has_begun = True
         started_at, data = self._loop.time(), None
         error: BaseException | None = None
         try:
+            if job.is_cancelled or job.is_dropped:
+                raise asyncio.CancelledError
             data = await job.make()
         except asyncio.CancelledError as cancelled:
-            if not job.is_cancelled:
+            if not job.is_cancelled and not job.is_dropped:
                 raise
             error = cancelled
         except Exception as raised:  # noqa: BLE001 - the supervisor of a task: its failure is its result
             error = raised
+        job.is_finished = True
         result = TimedResult(job.task_id, data, error, job.enqueued_at, started_at, self._loop.time(), job.order)
         while not job.is_dropped and len(self.results_of(job.owner)) >= self.max_queue_size:
             await self._wait_for_room()
-        del self._running[job.task_id]
+        del self._running[job.order]
         if not job.is_dropped:
             self.results_of(job.owner).append(result)
         self._on_end(result, job.owner)
@@ -232,7 +251,7 @@ class BatchTaskDispatcher(Generic[TInput, TResult]):
         is_accepted: Callable[[TResult | None], bool] = lambda result: result is not None,
     ) -> None:
         self.staleness_manager = staleness_manager
-        self.runner: AsyncTaskRunner[TResult] = AsyncTaskRunner(max_queue_size, self._on_end)
+        self.runner: AsyncTaskRunner[TResult] = AsyncTaskRunner(max_queue_size, self._on_end, self.wake)
         self._task_factory = task_factory
         self._is_accepted = is_accepted
         self._loop = asyncio.get_running_loop()
@@ -288,8 +307,8 @@ class BatchTaskDispatcher(Generic[TInput, TResult]):
     def _pump(self) -> None:
         """Start pending tasks while the budget and the input queue allow.
 
-        consumes: the oldest pending input     unblocked by: submit_task_input, wake, resume, a task that ended
-        produces: a task in the input queue
+        consumes: the oldest pending input     unblocked by: submit_task_input, wake, resume, a task that ended,
+        produces: a task in the input queue                  room in the input queue
         """
         self._is_pumping = False
         budget, runner = self.staleness_manager, self.runner

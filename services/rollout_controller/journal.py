@@ -24,6 +24,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -338,8 +339,8 @@ class Journal:
         record_ids = await self.write(lambda store: store.ids_of(step))
         for start in range(0, len(record_ids), num_at_once):
             wanted = record_ids[start : start + num_at_once]
-            for payload in await self.read(lambda store, wanted=wanted: [store.payload(number) for number in wanted]):  # type: ignore[misc]
-                yield payload
+            for found in await self.read(partial(_payloads, wanted)):
+                yield found
 
     def _open(self) -> JournalStore:
         try:
@@ -381,6 +382,10 @@ class Journal:
             broken.__cause__ = error
             return [(future, broken) for _, future in batch]
         return [(future, result) for (_, future), result in zip(batch, results, strict=True)]
+
+
+def _payloads(record_ids: Sequence[int], store: JournalStore) -> list[tuple[bytes, dict[int, int]]]:
+    return [store.payload(record_id) for record_id in record_ids]
 
 
 def _answer(outcomes: Sequence[tuple["asyncio.Future[Any]", Any]]) -> None:

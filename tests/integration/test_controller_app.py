@@ -1,4 +1,4 @@
-"""The controller as a process among the others: names, rewards, an engine over HTTP, a trainer over gRPC, people over HTTP."""
+"""The controller among real services: names, rewards, an engine over HTTP, a trainer over gRPC, people over HTTP."""
 
 import asyncio
 import json
