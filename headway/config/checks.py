@@ -262,13 +262,35 @@ def _reference(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
         yield Conflict(("actor.kl_ctl", "ref"), message)
     if config.ref is None:
         return
-    if config.ref.scheduling_strategy.type != "colocation":
-        message = "the reference lives in the trainer's processes: write `type: colocation`, `target: actor`"
-        yield Conflict(("ref.scheduling_strategy.type", "ref"), message)
     if config.ref.backend not in (None, config.actor.backend):
-        yield Conflict(
-            ("ref.backend", "actor.backend"), f"is {config.ref.backend!r}, actor.backend is {config.actor.backend!r}"
-        )
+        message = f"is {config.ref.backend!r}, actor.backend is {config.actor.backend!r}"
+        yield Conflict(("ref.backend", "actor.backend"), message)
+    if config.ref.scheduling_spec not in ([], config.actor.scheduling_spec):
+        message = "differs from actor.scheduling_spec, but the reference lives in the trainer's processes"
+        yield Conflict(("ref.scheduling_spec", "actor.scheduling_spec"), message)
+
+
+def _colocation(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
+    """Who may share devices with whom: the reference with the actor, always; engines and actor, where asked for."""
+    strategies = {
+        "rollout": (config.rollout.scheduling_strategy, "actor"),
+        "actor": (config.actor.scheduling_strategy, "rollout"),
+        "ref": (config.ref.scheduling_strategy if config.ref is not None else None, "actor"),
+    }
+    for section, (strategy, partner) in strategies.items():
+        key = f"{section}.scheduling_strategy"
+        if strategy is None:
+            continue
+        if strategy.type == "colocation" and strategy.target not in (None, partner):
+            yield Conflict((f"{key}.target", key), f"{strategy.target!r} cannot be shared with; only {partner!r} can")
+        if section == "ref" and strategy.type != "colocation":
+            message = "the reference lives in the trainer's processes: write `type: colocation`, `target: actor`"
+            yield Conflict((f"{key}.type", key), message)
+        if section != "ref" and strategy.type == "colocation" and not config.allocation.is_colocated:
+            message = (
+                f"shares devices, but allocation_mode {config.allocation_mode!r} gives each its own: write | for +"
+            )
+            yield Conflict((f"{key}.type", "allocation_mode"), message)
 
 
 def _placement(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
@@ -314,6 +336,7 @@ CHECKS: tuple[Check, ...] = (
     _staleness,
     _loss,
     _reference,
+    _colocation,
     _placement,
     _schedules,
 )

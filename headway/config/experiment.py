@@ -125,7 +125,8 @@ class ExperimentConfig(Section):
         if self.rollout.backend is None and self.actor.backend is None:
             return Allocation.parse(self.allocation_mode)
         engine, inference = parse_inference(self.rollout.backend or "sglang:d1")
-        is_colocated = self.rollout.scheduling_strategy.type == "colocation"
+        strategies = (self.rollout.scheduling_strategy.type, self.actor.scheduling_strategy.type)
+        is_colocated = "colocation" in strategies
         return Allocation(engine, inference, parse_training(self.actor.backend or "d1"), is_colocated)
 
     @property
