@@ -1,0 +1,152 @@
+"""The agent beside one engine: starts it on published weights, registers it when it may be used, ends with it.
+
+    first published version -> start engine from its folder -> load newer ones -> register -> (engine ends | stop)
+
+Guarantee: whoever finds the engine in name-resolve finds it answering, with a version that was the newest one a moment
+before. When the block is left, or the engine ends, the name is gone and so is the engine.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from headway.config import ExperimentConfig
+from headway.errors import InvalidInput, NotFound, Unavailable
+from headway.runtime.http_server import serve_http
+from headway.runtime.names import NameClient, VersionRecord
+from headway.runtime.service import Placement, Running
+from headway.runtime.supervisor import Supervisor
+from services.inference.adapter import RunningEngine
+from services.inference.builtin import BuiltinEngine, BuiltinSettings, start_builtin
+from services.inference.engine import EngineSettings
+from services.inference.http_api import create_app
+from services.inference.sglang import start_sglang
+from services.inference.vllm import start_vllm
+
+log = logging.getLogger(__name__)
+
+
+class BuiltinAdapter:
+    """The built-in engine, which lives in this process."""
+
+    kind = "builtin"
+
+    def __init__(self, builtin: BuiltinEngine, port: int) -> None:
+        self._builtin = builtin
+        self.pid = os.getpid()
+        self.port = port
+
+    async def load(self, folder: Path, label: str) -> None:
+        success, message = await self._builtin.update_from_disk(str(folder), label, flush_cache=True)
+        if not success:
+            raise Unavailable(message)
+
+    async def served_version(self) -> str:
+        return self._builtin.weight_version
+
+    async def wait(self) -> None:
+        await self._builtin.engine.wait()
+
+
+@asynccontextmanager
+async def start_in_process(
+    config: ExperimentConfig, placement: Placement, folder: Path, label: str
+) -> AsyncIterator[BuiltinAdapter]:
+    """The built-in engine and its HTTP API, for as long as the block runs."""
+    inference = config.inference
+    settings = BuiltinSettings(
+        folder=folder,
+        label=label,
+        weights_roots=(config.paths.weights,),
+        device=inference.device,
+        dtype=inference.dtype,
+        threads=inference.threads,
+        context_length=inference.context_length,
+        seed=_seed(config.seed, placement.instance),
+        engine=EngineSettings(max_running_requests=inference.max_running_requests),
+    )
+    async with (
+        start_builtin(settings) as builtin,
+        serve_http(cast(Any, create_app(builtin)), placement.host, placement.http_port) as port,
+    ):
+        yield BuiltinAdapter(builtin, port)
+
+
+Starter = Callable[[ExperimentConfig, Placement, Path, str], AbstractAsyncContextManager[RunningEngine]]
+STARTERS: dict[str, Starter] = {"builtin": start_in_process, "sglang": start_sglang, "vllm": start_vllm}
+
+
+def start_engine(
+    config: ExperimentConfig, placement: Placement, folder: Path, label: str
+) -> AbstractAsyncContextManager[RunningEngine]:
+    """The engine that the experiment file names."""
+    return STARTERS[config.engine](config, placement, folder, label)
+
+
+@asynccontextmanager
+async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[Running]:
+    """Serve until the block is left; yields when the engine is registered.
+
+    Raises:
+        InvalidInput: The engine cannot be started as configured, or the weights are not those that were published.
+        Unavailable, TimedOut: The engine ended, or did not answer in time.
+    """
+    async with Supervisor() as supervisor, NameClient(placement.name_resolve, config.run_name) as names:
+        record = await _first_version(names)
+        folder = published_folder(config.paths.weights, record)
+        log.info("starting %s on %s", config.engine, record.version.label)
+        async with start_engine(config, placement, folder, record.version.label) as engine:
+            supervisor.start(f"{engine.kind} engine", engine.wait())
+            await _catch_up(names, engine, record, config.paths.weights)
+            url = f"http://{placement.address(engine.port)}"
+            metadata = {"engine": engine.kind, "version": await engine.served_version(), "pid": str(engine.pid)}
+            registration = await names.register(f"services/inference/{placement.instance}", url, metadata=metadata)
+            log.info("registered %s with %s", url, metadata["version"])
+            try:
+                yield Running(supervisor, {"http": engine.port})
+            finally:
+                await registration.close()
+
+
+async def _first_version(names: NameClient) -> VersionRecord:
+    """Wait for the trainer to publish its first version."""
+    log.info("waiting for the first published version")
+    async for record in names.watch_versions():
+        return record
+    raise Unavailable("name-resolve ended the watch of versions")
+
+
+async def _catch_up(names: NameClient, engine: RunningEngine, current: VersionRecord, weights: Path) -> None:
+    """Load what was published while the engine started, until it serves the newest version."""
+    while (newest := await names.get_version()) is not None and newest.version > current.version:
+        log.info("catching up from %s to %s", current.version.label, newest.version.label)
+        await engine.load(published_folder(weights, newest), newest.version.label)
+        current = newest
+    served = await engine.served_version()
+    if served != current.version.label:
+        raise Unavailable(f"the {engine.kind} engine reports version {served} after loading {current.version.label}")
+
+
+def published_folder(weights: Path, record: VersionRecord) -> Path:
+    """The folder of a published version.
+
+    Raises:
+        NotFound: It is not there: this machine does not share the folder with the trainer.
+        InvalidInput: Its manifest is not the one that was published.
+    """
+    folder = weights / record.version.label
+    manifest = folder / "manifest.json"
+    if not manifest.is_file():
+        raise NotFound(f"{manifest} is not there, but {record.version.label} is published; is cluster.fileroot shared?")
+    if hashlib.sha256(manifest.read_bytes()).hexdigest() != record.manifest_sha256:
+        raise InvalidInput(f"{manifest} is not the manifest that was published as {record.version.label}")
+    return folder
+
+
+def _seed(seed: int, instance: str) -> int:
+    """A seed for each instance."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{instance}".encode()).digest()[:8], "little")
