@@ -11,7 +11,7 @@ import orjson
 from jinja2 import Environment, StrictUndefined
 
 Json = Mapping[str, Any]
-REWARD = "ppo_actor/task_reward/avg"
+REWARD, HELD_OUT = "ppo_actor/task_reward/avg", "eval/task_reward/avg"
 TIMING = "timing/"
 
 
@@ -49,7 +49,9 @@ def summarize(report: Json, wall_s: float) -> dict[str, Any]:
 
 def evaluations(report: Json) -> list[dict[str, Any]]:
     """Held-out results, oldest first: the step of the version that was evaluated, and its mean reward."""
-    return [{"step": one["step"], "reward": one["reward"]} for one in report["evaluations"]]
+    found = {step["step"] + 1: step["stats"].get(HELD_OUT) for step in report["history"]}
+    found |= {one["step"]: one["reward"] for one in report["evaluations"]}
+    return [{"step": step, "reward": reward} for step, reward in sorted(found.items()) if reward is not None]
 
 
 def trainer_seconds(steps: Sequence[Json]) -> dict[str, float]:

@@ -83,7 +83,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
     async def _reward(self, response: ModelResponse, data: dict[str, Any]) -> float:
         prompt = self._tokenizer.decode(response.input_tokens)
-        completion = self._tokenizer.decode(response.output_tokens)
+        completion = self._tokenizer.decode(response.output_tokens, skip_special_tokens=True)
         return float(await self._reward_fn(prompt, completion, response.input_tokens, response.output_tokens, **data))
 
     def _budget(self, sequence: TokenSequence) -> int:

@@ -31,7 +31,7 @@ class RLVRWorkflow(RolloutWorkflow):
         response = await engine.agenerate(
             ModelRequest(input_ids=prompt_ids, gconfig=self._gconfig, tokenizer=self._tokenizer)
         )
-        completion = self._tokenizer.decode(response.output_tokens)
+        completion = self._tokenizer.decode(response.output_tokens, skip_special_tokens=True)
         reward = await self._reward_fn(prompt, completion, prompt_ids, response.output_tokens, **data)
         sequence = TokenSequence()
         sequence.add_prompt(prompt_ids)

@@ -551,6 +551,26 @@ class RolloutController:
             self._supervisor.start("write the journal", _raise(error))
 
 
+@dataclass(slots=True)
+class EvaluationRecord:
+    """What a whole evaluation came to."""
+
+    version: PolicyVersion
+    num_samples: int = 0
+    """Samples that ended in a reward."""
+    reward_sum: float = 0.0
+    num_failed: Counter[Outcome] = field(default_factory=Counter)
+    """Tasks that did not, by reason."""
+
+    def add(self, end: RolloutEnd) -> None:
+        """Count one task's end."""
+        if end.group is None:
+            self.num_failed[end.outcome] += 1
+            return
+        self.num_samples += len(end.group.trajectories)
+        self.reward_sum += sum(sample.reward for sample in end.group.trajectories)
+
+
 class Evaluations:
     """Rolls out tasks with one pinned version, outside the staleness budget."""
 
@@ -561,6 +581,7 @@ class Evaluations:
         self._fleet = fleet
         self._waits = waits
         self._num_streams = 0
+        self.history: deque[EvaluationRecord] = deque(maxlen=MAX_HISTORY)
         self.dispatcher: BatchTaskDispatcher[_Evaluation, RolloutEnd] = BatchTaskDispatcher(
             settings.queue_size, self._start, Slots(settings.max_concurrent), _is_accepted
         )
@@ -576,6 +597,7 @@ class Evaluations:
         self._num_streams += 1
         runner = self._runner_of(version)
         owner, num_open = self._num_streams, 0
+        record = EvaluationRecord(version)
         try:
             async for task in tasks:
                 one = _Evaluation(f"{owner}/{task.task_id}", task, num_samples, runner)
@@ -584,7 +606,10 @@ class Evaluations:
             while num_open:
                 for result in await self.dispatcher.wait_any(MAX_COLLECTED, owner):
                     num_open -= 1
-                    yield result.task_id.partition("/")[2], _pinned(_end_of(result), version)
+                    end = _pinned(_end_of(result), version)
+                    record.add(end)
+                    yield result.task_id.partition("/")[2], end
+            self.history.append(record)
         finally:
             self.dispatcher.forget(owner)
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headway.core.ledger import Failure, TaskState
 from headway.core.trajectory import Outcome
 from headway.runtime.waits import Wait
-from services.rollout_controller.controller import RolloutController, StepRecord
+from services.rollout_controller.controller import EvaluationRecord, RolloutController, StepRecord
 
 
 class Model(BaseModel):
@@ -142,10 +142,21 @@ class ControllerStatus(Model):
     timing: TimingStatus
 
 
+class EvaluationStatus(Model):
+    """A whole evaluation, pinned to one version."""
+
+    version: str
+    step: int = Field(description="Completed train steps that made the version.")
+    reward: float | None = Field(description="Mean over samples; null: no sample ended in a reward.")
+    num_samples: int
+    num_failed: dict[str, int] = Field(description="Tasks without a reward, by reason.")
+
+
 class ControllerReport(ControllerStatus):
     """The status, and the whole history."""
 
     history: list[StepStatus]
+    evaluations: list[EvaluationStatus] = Field(description="Oldest first, since the start of this process.")
 
 
 class Status:
@@ -188,7 +199,8 @@ class Status:
 
     def report(self, now: float) -> ControllerReport:
         history = [step_status(record) for record in self._controller.history]
-        return ControllerReport(**dict(self.status(now)), history=history)
+        evaluations = [evaluation_status(record) for record in self._controller.evaluations.history]
+        return ControllerReport(**dict(self.status(now)), history=history, evaluations=evaluations)
 
 
 class Surroundings:
@@ -271,6 +283,16 @@ def step_status(record: StepRecord) -> StepStatus:
         masked_by_staleness=record.masked_by_staleness,
         committed_at=record.committed_at,
         stats=record.stats,
+    )
+
+
+def evaluation_status(record: EvaluationRecord) -> EvaluationStatus:
+    return EvaluationStatus(
+        version=record.version.label,
+        step=record.version.step,
+        reward=record.reward_sum / record.num_samples if record.num_samples else None,
+        num_samples=record.num_samples,
+        num_failed={outcome.value: count for outcome, count in record.num_failed.items()},
     )
 
 
