@@ -5,6 +5,7 @@ result on all of them. Rounding apart, no result depends on the number of ranks,
 Guarantee: a mini-batch whose loss or gradient is not finite moves neither parameters nor moments.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,8 +90,8 @@ class TrainEngine:
 
     @property
     def hf_config(self) -> PretrainedConfig:
-        """Configuration of the model, with the dtype in which weights are published."""
-        config: PretrainedConfig = self._policy.lm.config
+        """A copy of the model's configuration, with the dtype in which weights are published."""
+        config: PretrainedConfig = copy.deepcopy(self._policy.lm.config)
         config.dtype = getattr(torch, self.config.dtype)
         return config
 

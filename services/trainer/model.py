@@ -63,7 +63,7 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int) -> Policy
     if config.disable_dropout:
         disable_dropout(lm)
     if config.gradient_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        _checkpoint_activations(lm)
     lm.train()
     return Policy(lm, temperature)
 
@@ -75,6 +75,12 @@ def disable_dropout(lm: nn.Module) -> None:
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _checkpoint_activations(lm: Any) -> None:
+    """Recompute each layer in the backward pass; transformers renamed the switch in version 5."""
+    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def _attention_name(config: ModelConfig) -> str:
