@@ -29,6 +29,12 @@ BUILT_IN = {
 }
 """Import path of each built-in function."""
 
+
+def register(name: str, path: str) -> None:
+    """Add a function that is there only where it can run, e.g. only inside the reward service."""
+    BUILT_IN[name] = path
+
+
 ATTRIBUTE = "__headway_reward__"
 Function = TypeVar("Function", bound=Callable[..., Any])
 

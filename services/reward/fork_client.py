@@ -32,8 +32,8 @@ class ForkClient:
     def is_running(self) -> bool:
         return self._control is not None
 
-    async def start(self, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Start the process; returns what it knows of each function.
+    async def start(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Start the process; returns "ready": what it knows of each function, "layers": what isolates, and "missing".
 
         Raises:
             InvalidInput: A function cannot be loaded.
@@ -56,13 +56,12 @@ class ForkClient:
             raise TimedOut(
                 f"the fork server did not load the reward functions within {START_TIMEOUT_S:.0f} s"
             ) from error
-        described = json.loads(first or '{"failed": "the fork server ended at its start"}')
+        described: dict[str, Any] = json.loads(first or '{"failed": "the fork server ended at its start"}')
         if "failed" in described:
             await self.stop()
             raise InvalidInput(described["failed"])
         asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
-        functions: dict[str, dict[str, Any]] = described["ready"]
-        return functions
+        return described
 
     def fork(self, number: int, descriptors: Sequence[int]) -> None:
         """Ask for a worker that owns these descriptors; they are closed here."""

@@ -4,7 +4,7 @@ It speaks datagrams of JSON with the service, and runs no reward function itself
 
     service -> {"do": "fork", "number": N}  with two descriptors: the worker's socket and its progress page
                {"do": "kill", "pid": P}
-    server  -> {"ready": {function: what is known of it}} or {"failed": why}, once;
+    server  -> {"ready": {function: what is known of it}, "layers": [...], "missing": [...]} or {"failed": why}, once;
                {"forked": N, "pid": P}; {"ended": P, "status": wait status}
 
 When the service is gone, so are the fork server and every worker: no orphans.
@@ -23,12 +23,17 @@ import sys
 from dataclasses import asdict
 from typing import Any, NoReturn
 
+import services.reward.functions  # noqa: F401 - registers what only the service has
 from headway.reward.registry import find_function
+from services.reward.sandbox import layers
+from services.reward.seal import seal_of
 from services.reward.wire import ProgressPage
 from services.reward.worker import WorkerSettings, become_worker, serve
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 MAX_DATAGRAM_BYTES = 65536
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ForkServer:
@@ -41,6 +46,7 @@ class ForkServer:
 
     def run(self) -> None:
         woken = _wake_on_child_end()
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         while True:
             readable, _, _ = select.select([self._control.fileno(), woken], [], [])
             if woken in readable:
@@ -80,14 +86,22 @@ class ForkServer:
                     kill(target, signal.SIGKILL)
 
     def _reap(self) -> None:
-        while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
+        """Report the workers that have ended, and kill what they left behind: it is ours, as the subreaper."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
                 return
+            if pid == 0:
+                break
+            if pid in self._children:
+                self._children.discard(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                self._say({"ended": pid, "status": status})
+        for stray in _children_of_this_process() - self._children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # what the worker has started and left behind
-            self._children.discard(pid)
-            self._say({"ended": pid, "status": status})
+                os.kill(stray, signal.SIGKILL)
 
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -109,9 +123,17 @@ def _run_worker(descriptors: list[int], settings: WorkerSettings) -> NoReturn:
         os._exit(status)
 
 
+def _children_of_this_process() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            return set(map(int, children.read().split()))
+    except FileNotFoundError:
+        return set()
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _wake_on_child_end() -> int:
@@ -129,7 +151,10 @@ def describe(names: list[str]) -> dict[str, dict[str, Any]]:
         InvalidInput: A function cannot be loaded.
     """
     functions = [find_function(name) for name in names]
-    return {f.name: {"summary": f.summary, "is_async": f.is_async, **asdict(f.traits)} for f in functions}
+    return {
+        f.name: {"summary": f.summary, "seal": seal_of(f), "is_async": f.is_async, **asdict(f.traits)}
+        for f in functions
+    }
 
 
 def warm(names: list[str]) -> None:
@@ -147,12 +172,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        described = describe(settings["functions"])
+        ready = {"ready": describe(settings["functions"]), "layers": layers().active, "missing": layers().missing}
         warm(settings["warm"])
     except Exception as error:  # noqa: BLE001 - the boundary of this process: the service says what is wrong
         control.send(json.dumps({"failed": f"{error}"}).encode())
         return
-    control.send(json.dumps({"ready": described}).encode())
+    control.send(json.dumps(ready).encode())
     ForkServer(control, WorkerSettings(settings["constants"], settings["memory_limit_bytes"])).run()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+import services.reward.functions  # noqa: F401 - registers what only the service has
 from headway.config import ExperimentConfig
 from headway.errors import InvalidInput
 from headway.reward.choose import function_for_dataset, function_for_row

@@ -69,6 +69,10 @@ class Pool:
         self.settings = settings
         self.functions: dict[str, dict[str, Any]] = {}
         """What is known of each function: summary, is_async, and its traits."""
+        self.layers: list[str] = []
+        """Isolation layers in force."""
+        self.missing_layers: list[str] = []
+        """Isolation layers that are not, each with the reason."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises when the pool cannot go on."""
         self.num_replaced = 0
@@ -85,8 +89,9 @@ class Pool:
         self._idle.set()
 
     async def __aenter__(self) -> Self:
-        self.functions = await self._server.start(self.settings.for_workers())
-        queues = {name: Queue(f["typical_s"], f["starts_processes"]) for name, f in self.functions.items()}
+        started = await self._server.start(self.settings.for_workers())
+        self.functions, self.layers, self.missing_layers = started["ready"], started["layers"], started["missing"]
+        queues = {name: Queue(known["typical_s"], known["seal"]) for name, known in self.functions.items()}
         self._queues = Queues(queues, self.settings.num_workers)
         self._refill()
         return self
@@ -152,10 +157,11 @@ class Pool:
             function = self._queues.next_function()
             if function is None:
                 break
-            if worker.starts_processes not in (None, self._queues[function].starts_processes):
+            seal = self._queues[function].seal
+            if worker.seal not in ("", seal):
                 self._remove(worker)
                 continue
-            worker.starts_processes = self._queues[function].starts_processes
+            worker.seal = seal
             worker.send(self._queues.take(function))
         self._refill()
         self._schedule_tick()

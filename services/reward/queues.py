@@ -42,7 +42,8 @@ class Queue:
     """The waiting items of one function."""
 
     typical_s: float
-    starts_processes: bool = False
+    seal: str = ""
+    """What a worker must have settled for to run these."""
     jobs: deque[Job] = field(default_factory=deque)
 
     def measured(self, elapsed_s: float) -> None:

@@ -120,6 +120,8 @@ class Scoring:
             num_slow=self._pool.num_aside,
             num_cached=self._account.num_cached,
             num_shed=self._account.num_shed,
+            isolation=self._pool.layers,
+            missing_isolation=self._pool.missing_layers,
         )
 
 

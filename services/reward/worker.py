@@ -4,14 +4,12 @@ Runs in a forked child. It is blocking on purpose: nothing else has to happen he
 A result that the service has not yet seen is at most a millisecond old when the next item starts.
 """
 
-import contextlib
 import os
 import resource
 import signal
 import socket
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +20,7 @@ from headway.reward.binding import Sample
 from headway.reward.evaluate import Evaluator
 from headway.reward.outcome import Outcome, ScoreStatus
 from headway.v1 import reward_pb2 as pb
+from services.reward.seal import close, seal_of
 from services.reward.wire import CHUNK, ProgressPage, pack_result, unpack_jobs
 
 FLUSH_AFTER_S = 0.001
@@ -41,55 +40,71 @@ class WorkerSettings:
 def serve(connection: socket.socket, page: ProgressPage, settings: WorkerSettings) -> None:
     """Run chunks until the service closes the connection or a function has used up the memory."""
     limit_memory(settings.memory_limit_bytes)
-    evaluators: dict[str, Evaluator] = {}
+    evaluators = Evaluators(settings)
     while (header := _receive(connection, CHUNK.size)) is not None:
         length, chunk_id, count = CHUNK.unpack(header)
         body = _receive(connection, length)
-        if body is None or not _run_chunk(connection, page, settings, evaluators, chunk_id, count, body):
+        if body is None or not _run_chunk(connection, page, evaluators, chunk_id, unpack_jobs(body, count)):
             return
+
+
+class Evaluators:
+    """The functions that this worker has run. The first one decides what the worker may do from then on."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._loaded: dict[str, Evaluator] = {}
+
+    def __getitem__(self, name: str) -> Evaluator:
+        """
+        Raises:
+            InvalidInput: There is no such function.
+        """
+        loaded = self._loaded.get(name)
+        if loaded is None:
+            loaded = Evaluator(name, self._settings.constants.get(name))
+            if not self._loaded:
+                close(seal_of(loaded.function))
+            self._loaded[name] = loaded
+        return loaded
 
 
 def _run_chunk(
     connection: socket.socket,
     page: ProgressPage,
-    settings: WorkerSettings,
-    evaluators: dict[str, Evaluator],
+    evaluators: Evaluators,
     chunk_id: int,
-    count: int,
-    body: bytes,
+    jobs: Iterable[tuple[str, bytes]],
 ) -> bool:
     """Run one chunk; False: this process is no longer fit to run another."""
     ready = bytearray()
     flushed = time.monotonic()
-    for index, (name, item) in enumerate(unpack_jobs(body, count)):
+    for index, (name, item) in enumerate(jobs):
         page.enter(chunk_id, index)
         started = time.monotonic()
-        outcome = _run_one(name, item, settings, evaluators)
+        outcome = _run_one(name, item, evaluators)
         now = time.monotonic()
         page.leave()
         ready += pack_result(chunk_id, index, _packed(outcome, now - started))
-        is_spent = outcome.status is ScoreStatus.KILLED_MEMORY
-        if now - flushed > FLUSH_AFTER_S or is_spent:
+        if outcome.status is ScoreStatus.KILLED_MEMORY:
+            connection.sendall(ready)
+            return False
+        if now - flushed > FLUSH_AFTER_S:
             connection.sendall(ready)
             ready.clear()
             flushed = now
-        if is_spent:
-            return False
     connection.sendall(ready)
     return True
 
 
-def _run_one(name: str, packed: bytes, settings: WorkerSettings, evaluators: dict[str, Evaluator]) -> Outcome:
+def _run_one(name: str, packed: bytes, evaluators: Evaluators) -> Outcome:
     item = pb.ScoreItem.FromString(packed)
     try:
-        evaluator = evaluators.get(name)
-        if evaluator is None:
-            evaluator = evaluators[name] = Evaluator(name, settings.constants.get(name))
+        evaluator = evaluators[name]
         data = orjson.loads(item.data_json) if item.data_json else {}
     except (InvalidInput, orjson.JSONDecodeError) as error:
         return Outcome(ScoreStatus.ERROR, message=str(error))
-    sample = Sample(item.completion, item.prompt, data, item.prompt_ids, item.completion_ids)
-    return evaluator.run(sample)
+    return evaluator.run(Sample(item.completion, item.prompt, data, item.prompt_ids, item.completion_ids))
 
 
 def _packed(outcome: Outcome, elapsed_s: float) -> bytes:
@@ -130,6 +145,4 @@ def become_worker() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    with contextlib.suppress(ValueError, OSError):
-        sys.stdout.flush()
     os.close(nothing)

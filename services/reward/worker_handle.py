@@ -33,8 +33,8 @@ class WorkerHandle(asyncio.Protocol):
     ) -> None:
         self.number = number
         self.pid = 0
-        self.starts_processes: bool | None = None
-        """Whether its functions may start processes; None: it has not run any yet."""
+        self.seal = ""
+        """What it has settled for; empty: it has not run anything yet."""
         self.is_aside = False
         """Runs one slow item, while another worker has taken its place."""
         self.wait_status: int | None = None
