@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,8 +115,9 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
 async def _first_version(names: NameClient) -> VersionRecord:
     """Wait for the trainer to publish its first version."""
     log.info("waiting for the first published version")
-    async for record in names.watch_versions():
-        return record
+    async with aclosing(names.watch_versions()) as records:
+        async for record in records:
+            return record
     raise Unavailable("name-resolve ended the watch of versions")
 
 
