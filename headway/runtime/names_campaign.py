@@ -144,6 +144,7 @@ class Candidature:
         while (lease := self._lease) is not None and loop.time() < lease.kept_until:  # noqa: ASYNC110 - waits for the clock
             await asyncio.sleep(lease.kept_until - loop.time())
         self._lose("the lease could not be kept in time")
+        await self._give_up()  # else a late success could keep an office that nobody fills
 
     async def _give_up(self) -> None:
         lease, self._lease = self._lease, None

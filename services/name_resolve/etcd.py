@@ -67,6 +67,8 @@ Read = tuple[tuple[str, ...], "asyncio.Future[View]"]
 """Keys that somebody wants, and where the answer goes."""
 TIMEOUT_S = 5.0
 ATTEMPT_S = 2.0
+WRITE_S = 3.0
+"""A write that a lost leader had taken is never answered; the caller knows sooner."""
 BACKOFF_S = (0.05, 1.0)
 MAX_READS_TOGETHER = 60
 """Of at most two keys each: etcd refuses more than 128 operations in a transaction."""
@@ -174,6 +176,8 @@ class EtcdStore:
         return View(tuple(_item(kv) for kv in reply.kvs), reply.header.revision)
 
     async def transact(self, guards: Sequence[Guard], writes: Sequence[Write]) -> Outcome:
+        if not guards and len(writes) == 1 and isinstance(writes[0], Delete):
+            return await self._delete(writes[0])
         compare = [_compare(guard) for guard in guards]
         success = [_operation(write) for write in writes]
         failure = [KVService.txn_op_get(guard.key) for guard in guards]
@@ -185,6 +189,14 @@ class EtcdStore:
             return Outcome(True, reply.header.revision, num_deleted)
         found = tuple(_item(kv) for response in reply.responses for kv in response.response_range.kvs)
         return Outcome(False, reply.header.revision, found=found)
+
+    async def _delete(self, delete: Delete) -> Outcome:
+        """Not as a transaction: a full etcd refuses those, and must be able to become less full."""
+        end = prefix_range_end(delete.key) if delete.below else None
+        reply = await self._write(
+            f"delete {delete.key}", lambda member, timeout_s: member.kv.delete(delete.key, end, timeout=timeout_s)
+        )
+        return Outcome(True, reply.header.revision, reply.deleted)
 
     async def grant(self, ttl_s: float) -> int:
         seconds = max(1, math.ceil(ttl_s))
@@ -242,27 +254,44 @@ class EtcdStore:
         raise Unavailable(f"{member.endpoint} closed the watch")
 
     async def _read_together(self) -> None:
-        """Answer every read that came in this turn of the loop with one request."""
+        """Answer every read that came in this turn of the loop, with as few requests as etcd takes."""
         reads, self._reads = self._reads, []
         for start in range(0, len(reads), MAX_READS_TOGETHER):
             await self._answer(reads[start : start + MAX_READS_TOGETHER])
 
     async def _answer(self, reads: Sequence[Read]) -> None:
         keys = list({key for wanted, _ in reads for key in wanted})
-        gets = [KVService.txn_op_get(key) for key in keys]
         try:
-            reply = await self._read("read", lambda member: member.kv.txn([], gets, timeout=ATTEMPT_S))
+            view = await (self._get_one(keys[0]) if len(keys) == 1 else self._get_many(keys))
         except HeadwayError as error:
             for _, future in reads:
                 if not future.done():
                     future.set_exception(error)
             return
-        items = [_item(kv) for response in reply.responses for kv in response.response_range.kvs]
-        by_key = {item.key: item for item in items}
+        by_key = {item.key: item for item in view.items}
         for wanted, future in reads:
             if not future.done():
                 found = tuple(by_key[key] for key in wanted if key in by_key)
-                future.set_result(View(found, reply.header.revision))
+                future.set_result(View(found, view.revision))
+
+    async def _get_one(self, key: str, revision: int = 0) -> View:
+        reply = await self._read(f"read {key}", lambda member: member.kv.get(key, revision=revision, timeout=ATTEMPT_S))
+        return View(tuple(_item(kv) for kv in reply.kvs), reply.header.revision)
+
+    async def _get_many(self, keys: Sequence[str]) -> View:
+        """All keys at one revision; when etcd is full, which makes it refuse every transaction, at one revision too."""
+        gets = [KVService.txn_op_get(key) for key in keys]
+        try:
+            reply = await self._read("read", lambda member: member.kv.txn([], gets, timeout=ATTEMPT_S))
+        except Overloaded:
+            return await self._get_apart(keys)
+        items = [_item(kv) for response in reply.responses for kv in response.response_range.kvs]
+        return View(tuple(items), reply.header.revision)
+
+    async def _get_apart(self, keys: Sequence[str]) -> View:
+        revision = (await self._get_one(keys[0])).revision
+        views = [await self._get_one(key, revision) for key in keys]
+        return View(tuple(item for view in views for item in view.items), revision)
 
     async def _read(self, what: str, call: Callable[[Member], Awaitable[T]]) -> T:
         """Make a call that may be made again, until it succeeds or the deadline has passed."""
@@ -286,7 +315,7 @@ class EtcdStore:
         while True:
             member = await self._connected(deadline)
             try:
-                return await call(member, max(0.1, deadline - asyncio.get_running_loop().time()))
+                return await call(member, min(WRITE_S, max(0.1, deadline - asyncio.get_running_loop().time())))
             except (EtcdError, grpc.aio.AioRpcError, TimeoutError) as error:
                 await self._on_error(what, member, error)
 

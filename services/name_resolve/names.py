@@ -22,7 +22,7 @@ from services.name_resolve.keys import (
     record_of,
     to_bytes,
 )
-from services.name_resolve.store import Delete, Item, LeaseLapsed, News, Put, Store, Unchanged, View, Write
+from services.name_resolve.store import Delete, Item, LeaseLapsed, News, Put, Store, Unchanged, View
 
 MIN_TTL_S, MAX_TTL_S = 0.5, 24 * 3600.0
 
@@ -102,10 +102,9 @@ class Names:
     async def clear(self, prefix: str, with_versions: bool) -> int:
         """Delete a prefix and everything below it; how many names and versions."""
         prefix = clean(prefix, may_be_empty=True)
-        writes: list[Write] = [Delete(key_of(NAMES, prefix), below=True)]
-        if with_versions:
-            writes.append(Delete(key_of(VERSIONS, prefix), below=True))
-        return (await self._store.transact([], writes)).num_deleted
+        spaces = (NAMES, VERSIONS) if with_versions else (NAMES,)
+        outcomes = [await self._store.transact([], [Delete(key_of(space, prefix), below=True)]) for space in spaces]
+        return sum(outcome.num_deleted for outcome in outcomes)
 
     async def revoke(self, lease_id: int) -> None:
         await self._store.revoke(lease_id)

@@ -1,6 +1,7 @@
 """Every store keeps the four promises of services/name_resolve/store.py, so that the service means the same on each."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -22,7 +23,18 @@ def etcd() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["memory", "nfs", "etcd3"])
+@pytest.fixture(scope="module")
+def ray_store() -> Iterator[Store]:
+    """One actor for the module: a Ray cluster takes ten seconds to start."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    from services.name_resolve.ray import RayStore
+
+    ray.init(namespace="headway", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield RayStore(f"names-{uuid.uuid4().hex}")
+    ray.shutdown()
+
+
+@pytest.fixture(params=["memory", "nfs", "ray", "etcd3"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     async with make_store(request).open() as opened:
         yield opened
@@ -31,6 +43,8 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 def make_store(request: pytest.FixtureRequest) -> Store:
     if request.param == "memory":
         return MemoryStore()
+    if request.param == "ray":
+        return request.getfixturevalue("ray_store")
     if request.param == "nfs":
         return FileStore(request.getfixturevalue("tmp_path") / "names")
     return EtcdStore([request.getfixturevalue("etcd").endpoints])
