@@ -16,9 +16,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -82,20 +83,37 @@ def main(service: str, run: Run, argv: Sequence[str] | None = None) -> None:
 
 
 async def _serve(service: str, run: Run, config: ExperimentConfig, placement: Placement) -> None:
-    stop = asyncio.Event()
+    """Run until the service ends or a signal comes; a signal before it is ready cancels the start."""
+    stop, ready = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.ensure_future(stop.wait())
-    async with run(config, placement) as running:
-        ready = {"service": service, "instance": placement.instance, "ports": running.ports}
-        print(f"{READY_PREFIX}{json.dumps(ready)}", flush=True)
+    serving = asyncio.ensure_future(_serve_until(stopped, ready, service, run(config, placement), placement.instance))
+    await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+    if not ready.is_set():
+        serving.cancel()
+    with suppress(asyncio.CancelledError):
+        await serving
+    stopped.cancel()
+
+
+async def _serve_until(
+    stopped: "asyncio.Future[Any]",
+    ready: asyncio.Event,
+    service: str,
+    running_service: AbstractAsyncContextManager[Running],
+    instance: str,
+) -> None:
+    async with running_service as running:
+        ready.set()
+        line = {"service": service, "instance": instance, "ports": running.ports}
+        print(f"{READY_PREFIX}{json.dumps(line)}", flush=True)
         ended = asyncio.ensure_future(running.supervisor.wait())
         await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             ended.result()
         log.info("stopping: %s", "finished" if ended.done() else "asked to")
         ended.cancel()
-    stopped.cancel()
 
 
 OPTIONS = (
