@@ -5,7 +5,7 @@
     real ids           inside the vocabulary
     known versions     labels of versions that were published; never falling, neither within a reply nor over the pieces
 
-Behaviour log-probabilities and versions are what the objective's importance weights and the staleness bound rest on. A reply
+The objective's importance weights and the staleness bound rest on behaviour log-probabilities and versions. A reply
 that contradicts itself is refused whole; a guess in its place would be a silently wrong gradient.
 
 Pure.

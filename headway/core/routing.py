@@ -5,14 +5,15 @@
     prefix_affinity  where the same key (a task, a conversation) went before, so that its prefix is cached there;
                      unless that server holds far more than the others: then as least_load
 
-A server takes requests while the fleet has it open, its version is one that the request may use, and its breaker lets it:
+A server takes requests while the fleet has it open, its version is one that the request may use, and its breaker lets
+it.
 
     closed --TRIP_AFTER failures in a row--> open --after a pause, doubling up to a limit--> half-open
        ^                                       ^                                                |
        +---------------- success --------------+------------- failure, one trial at a time -----+
 
-Guarantee: a request is only ever given to a server that is open, allowed by its breaker, and of a permitted version; the
-tokens in flight of a server are exactly those of the requests given to it and not yet released.
+Guarantee: a request is only ever given to a server that is open, allowed by its breaker, and of a permitted version.
+The tokens in flight of a server are exactly those of the requests given to it and not yet released.
 
 Pure: time is an argument, seconds on any clock that does not go back.
 """

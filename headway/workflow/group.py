@@ -3,13 +3,17 @@
 import asyncio
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from headway.core.trajectory import Trajectory
-from headway.workflow.api import InferenceEngine, RolloutWorkflow
+from headway.workflow.api import InferenceEngine, RolloutWorkflow, new_rid
 from headway.workflow.convert import ARRAYS, as_trajectories
+
+current_group: ContextVar[str] = ContextVar("current_group", default="")
+"""Names the group that the running coroutine belongs to: its samples and turns share a prefix, and so best a server."""
 
 AcceptFunction = Callable[[Mapping[str, Any]], Any]
 """Says of a group, seen as a `GroupView`, whether it may be trained on."""
@@ -22,6 +26,7 @@ async def run_group(
 
     The first failure cancels the other samples and is raised as it is: a group is consumed whole or not at all.
     """
+    current_group.set(new_rid())
     if num_samples == 1:
         return _whole([await _sample(workflow, engine, data)])
     try:

@@ -1,0 +1,281 @@
+"""One server of the fleet: brought to the published version, given requests, watched, moved, taken out when it fails.
+
+    joining --verified--> serving --newer version--> updating --verified--> serving
+                             |                          |
+                             | silent, broken           | did not load, does not report the version
+                             v                          v
+                          silent ----------------->  failed --backoff--> tried again from the start
+                             |
+       lease gone: leaving --+-> its requests end or go on elsewhere, then it is forgotten
+
+Guarantee: the server is open to requests only while it is known to report the version that the router believes it to
+serve. A server whose update failed is left paused: its requests go on elsewhere, and nothing is generated with
+unknown weights.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from headway.core.version import PolicyVersion
+from headway.errors import HeadwayError
+from services.rollout_controller.engine_api import Facts, ServerFailed, ServerGone, UpdateFailed
+from services.rollout_controller.engine_server import EngineServer
+
+log = logging.getLogger(__name__)
+PROBE_S = 0.5
+MISSES = 2
+"""Probes in a row without an answer, after which a server counts as silent."""
+FIRST_RETRY_S = 0.5
+LONGEST_RETRY_S = 15.0
+
+
+class EngineState(StrEnum):
+    """Whether a server is given requests, and if not, why."""
+
+    JOINING = "joining"
+    """Being verified."""
+    UPDATING = "updating"
+    """Being moved to another version."""
+    SERVING = "serving"
+    SILENT = "silent"
+    """Does not answer, or broke a connection."""
+    FAILED = "failed"
+    """Did not take the weights, or is not what it should be; tried again after a while."""
+    LEAVING = "leaving"
+    """Its lease is gone; requests that it still holds may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTimes:
+    """How long a server's last update took, in seconds."""
+
+    version: PolicyVersion
+    pause_s: float
+    """No request of the server advanced for so long."""
+    load_s: float
+    """Of it, in loading and verifying."""
+
+
+class Host(Protocol):
+    """What a member needs of its fleet."""
+
+    update_timeout_s: float
+
+    update_slot: asyncio.Semaphore
+    """Held while a server is being updated: how many may be so at once."""
+
+    @property
+    def target(self) -> PolicyVersion | None:
+        """The newest published version."""
+        ...
+
+    async def prepared(self, version: PolicyVersion) -> Path:
+        """The version's folder, once it can be seen.
+
+        Raises:
+            UpdateFailed: It does not appear.
+        """
+        ...
+
+    def has_other(self, member: "Member") -> bool:
+        """Whether another server could take over its requests."""
+        ...
+
+    def on_member_change(self, member: "Member") -> None: ...
+
+
+class Member:
+    """A server and the loop that keeps it."""
+
+    def __init__(self, name: str, server: EngineServer, host: Host, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.server = server
+        self.state = EngineState.JOINING
+        self.version: PolicyVersion | None = None
+        """Verified."""
+        self.facts: Facts | None = None
+        self.last_error = ""
+        self.since = clock()
+        """When the state began."""
+        self.last_update: UpdateTimes | None = None
+        self._host = host
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._retry_s = FIRST_RETRY_S
+
+    def is_settled_for(self, version: PolicyVersion) -> bool:
+        """Whether it has the version, or will not have it soon: it is out, on its way in or on its way out."""
+        return self.serves(version) or self.state not in (EngineState.SERVING, EngineState.UPDATING)
+
+    def serves(self, version: PolicyVersion) -> bool:
+        """Whether it takes requests, with this version or a later one."""
+        return self.state is EngineState.SERVING and self.version is not None and self.version >= version
+
+    @property
+    def is_out(self) -> bool:
+        return self.state in (EngineState.SILENT, EngineState.FAILED)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self.state is EngineState.LEAVING
+
+    def wake(self) -> None:
+        """The target has changed, or something was seen that should be looked at."""
+        self._wake.set()
+
+    def suspect(self, reason: str) -> None:
+        """A request met a broken connection: no more of them until the server was seen alive and verified."""
+        if self.state is EngineState.SERVING:
+            self._enter(EngineState.SILENT, reason)
+            self.wake()
+
+    def leave(self) -> None:
+        """The lease is gone."""
+        self._enter(EngineState.LEAVING)
+        self.wake()
+
+    async def keep(self) -> None:
+        """Run the server's life; returns when it has left and holds no request.
+
+        waits for: a newer target, a suspicion, the next probe      unblocked by: `wake`, time
+        """
+        while not self._is_leaving:
+            try:
+                if self.state is not EngineState.SERVING:
+                    await self._verify()
+                await self._move()
+                await self._watch()
+            except HeadwayError as error:
+                await self._out(error)
+        await self._drain()
+
+    async def _verify(self) -> None:
+        """Learn what the server is and serves."""
+        self.facts = await self.server.dialect.facts()
+        self.server.knows_stop_strings = self.facts.has_tokenizer
+        try:
+            self.version = PolicyVersion.parse(self.facts.label)
+        except ValueError:
+            self.version = None
+
+    async def _move(self) -> None:
+        """Bring the server to the target, where it is not there yet, and open it."""
+        target = await self._target()
+        if self._is_leaving:
+            return
+        folder = await self._host.prepared(target)
+        if self.version != target:
+            async with self._host.update_slot:
+                await self._update(target, folder)
+        elif self.state is not EngineState.SERVING and not await self.server.dialect.is_ready():
+            await self.server.dialect.resume()  # left paused by an update that nobody finished
+            await self._require_ready()
+        self.version, self.server.label = target, target.label
+        self.last_error, self._retry_s = "", FIRST_RETRY_S
+        if not self._is_leaving:
+            self._enter(EngineState.SERVING)
+
+    async def _target(self) -> PolicyVersion:
+        """The published version; a server that is ahead of what this process has heard of waits for the news."""
+        while True:
+            target = self._host.target
+            is_ahead = target is not None and self.version is not None and self.version > target
+            if target is not None and not is_ahead:
+                return target
+            await self._wake.wait()
+            self._wake.clear()
+            if self._is_leaving:
+                return target or PolicyVersion(0, 0)
+
+    async def _require_ready(self) -> None:
+        if not await self.server.dialect.is_ready():
+            raise ServerFailed(f"{self.server.name} says that it is not ready")
+
+    async def _update(self, target: PolicyVersion, folder: Path) -> None:
+        """Pause, load, verify, continue.
+
+        Raises:
+            UpdateFailed, ServerFailed: The server stays paused; nothing is generated with unknown weights.
+        """
+        self._enter(EngineState.UPDATING)
+        dialect, began = self.server.dialect, self._clock()
+        try:
+            async with asyncio.timeout(self._host.update_timeout_s):
+                await dialect.pause()
+                paused = self._clock()
+                await dialect.load(target, folder)
+                loaded = self._clock()
+                self.server.label = target.label
+                await dialect.resume()
+        except TimeoutError as error:
+            limit_s = self._host.update_timeout_s
+            raise UpdateFailed(f"{self.server.name} did not load {target.label} within {limit_s:g} s") from error
+        self.last_update = UpdateTimes(target, pause_s=self._clock() - began, load_s=loaded - paused)
+
+    async def _watch(self) -> None:
+        """Watch an open server until it must be moved, or leaves.
+
+        Raises:
+            ServerFailed: It is silent, or not ready.
+        """
+        misses, events = 0, self.server.num_events
+        while self.state is EngineState.SERVING and self.version == self._host.target:
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await self._wake.wait()
+                self._wake.clear()
+                continue
+            except TimeoutError:
+                misses = await self._probe(misses, has_news=self.server.num_events != events)
+                events = self.server.num_events
+
+    async def _probe(self, misses: int, has_news: bool) -> int:
+        """Ask whether it is ready; returns the misses in a row so far. A server that sends tokens is alive anyway."""
+        try:
+            await self._require_ready()
+        except ServerGone:
+            raise
+        except ServerFailed:
+            misses = 0 if has_news else misses + 1
+            if misses >= MISSES:
+                raise
+            return misses
+        return 0
+
+    async def _out(self, error: HeadwayError) -> None:
+        """Take the server out, let its requests go on elsewhere, and wait before the next try."""
+        if self._is_leaving:
+            return
+        self.last_error = str(error)
+        is_silent = isinstance(error, ServerFailed) and self.state in (EngineState.SERVING, EngineState.SILENT)
+        log.warning("%s is taken out: %s", self.server.name, error)
+        self._enter(EngineState.SILENT if is_silent else EngineState.FAILED)
+        if isinstance(error, ServerGone | UpdateFailed) or self._host.has_other(self):
+            self.server.lose(f"{self.server.name} was taken out: {error}")
+        try:
+            async with asyncio.timeout(self._retry_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+
+    async def _drain(self) -> None:
+        """Let requests of a server whose lease is gone end, for as long as it answers."""
+        while self.server.num_open:
+            try:
+                await self.server.dialect.is_ready()
+            except ServerFailed as error:
+                self.server.lose(f"{self.server.name} has left: {error}")
+            await asyncio.sleep(PROBE_S)
+        await self.server.close()
+
+    def _enter(self, state: EngineState, reason: str = "") -> None:
+        self.last_error = reason or self.last_error
+        if state is not self.state:
+            self.state, self.since = state, self._clock()
+        self._host.on_member_change(self)
