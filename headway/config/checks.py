@@ -121,12 +121,17 @@ def _batch(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
         yield Conflict(("rollout.consumer_batch_size", "train_dataset.batch_size"), f"{message}: make them equal")
     ranks = config.allocation.training.data * config.allocation.training.context
     samples, pieces = batch * config.gconfig.n_samples, config.actor.ppo_n_minibatches * ranks
-    if samples < pieces:
+    if samples < pieces and not _is_fragment(config):
         yield Conflict(
             ("actor.ppo_n_minibatches", "train_dataset.batch_size", "gconfig.n_samples", "allocation_mode"),
             f"{config.actor.ppo_n_minibatches} mini-batches on {ranks} ranks need at least {pieces} sequences, "
             f"a batch has {batch} x {config.gconfig.n_samples} = {samples}",
         )
+
+
+def _is_fragment(config: ExperimentConfig) -> bool:
+    """Whether the file names no rows: then its batch is only a default."""
+    return not config.train_dataset.path
 
 
 def _group(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
@@ -198,7 +203,7 @@ def _staleness(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
     bound = (eta + 1) * batch
     how = f"({eta} + 1) x {batch} = {bound}"
     key = "rollout.max_concurrent_rollouts"
-    if rollout.max_concurrent_rollouts > bound:
+    if rollout.max_concurrent_rollouts > bound and not _is_fragment(config):
         message = f"{rollout.max_concurrent_rollouts} can never run at once: staleness admits (eta + 1) x batch = {how}"
         yield Conflict((key, "rollout.max_head_offpolicyness"), message, is_note=True)
     if rollout.queue_size < rollout.max_concurrent_rollouts:

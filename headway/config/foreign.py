@@ -1,4 +1,4 @@
-"""Keys of AReaL that mean nothing here: accepted with a note where that changes nothing, else refused with the reason.
+"""Keys of AReaL that mean nothing here: told in a note where nothing is lost by it, else refused with the reason.
 
 A section stands for all that is in it.
 """
@@ -17,7 +17,7 @@ class Foreign:
     why: str
     """The reason, and what to use instead."""
     harmless: tuple[Any, ...] | None = (None, False)
-    """Values with which the key changes nothing; None: any."""
+    """Values that ask for what is done here anyway; None: the key has no effect, whatever its value."""
 
 
 _ENGINE_DEFAULTS: dict[str, Foreign] = {
@@ -120,9 +120,9 @@ def take_out(data: dict[str, Any]) -> tuple[list[tuple[str, str]], list[Problem]
     problems: list[Problem] = []
     for holder, name, key, foreign in list(_found(data, "")):
         value = holder.pop(name)
-        if foreign.harmless is None or value in foreign.harmless:
+        if foreign.harmless is None:
             notes.append((key, foreign.why))
-        else:
+        elif value not in foreign.harmless:
             problems.append(Problem(key, f"{shown(value)} cannot be followed here: {foreign.why}"))
     return notes, problems
 

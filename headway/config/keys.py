@@ -54,7 +54,7 @@ def nearest(root: type[Section], key: str) -> str | None:
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.7):
         return siblings[close[0]]
     if same := [full for full, k in known.items() if k[2] == name]:
-        return min(same, key=lambda full: (full.count("."), full))
+        return min(same, key=lambda full: (not full.startswith(f"{parent}."), full.count("."), full))
     names = {k[2]: full for full, k in reversed(known.items())}
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
         return names[close[0]]

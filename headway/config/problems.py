@@ -53,7 +53,7 @@ def _where(path: Path, problem: Problem, lines: Mapping[str, int], overrides: Se
         name = text.lstrip("+").partition("=")[0].strip()
         if problem.key == name:
             return f"override {text}"
-        if problem.key.startswith(f"{name}."):
+        if problem.key.startswith(f"{name}.") or name.startswith(f"{problem.key}."):
             return f"override {text}: {problem.key}"
     line = _line(problem, lines)
     return f"{path}:{line}: {problem.key}" if line else f"{path}: {problem.key}"

@@ -51,13 +51,16 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, int], list[Problem]
         raise NotFound(f"there is no experiment file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from None
+    loader = _Loader(text)
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        data = yaml.load(text, Loader=_Loader)
+        node = loader.get_single_node()
+        data = loader.construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
         raise InvalidInput(f"{path} is not YAML: {_describe(error)}") from None
+    finally:
+        loader.dispose()
     if not isinstance(data, dict) or node is None:
-        raise InvalidInput(f"{path}: a mapping of keys was meant, this is {type(data).__name__}")
+        raise InvalidInput(f"{path}: a mapping of keys was meant, not {shown(data)}")
     lines: dict[str, int] = {}
     problems: list[Problem] = []
     _walk(node, "", lines, problems)
@@ -131,7 +134,7 @@ def take_out_scalars(data: dict[str, Any], defaults: Mapping[str, Any], prefix: 
     problems = []
     for name, value in list(data.items()):
         under = defaults.get(name)
-        if not isinstance(under, Mapping) or value is None or (isinstance(value, str) and "${" in value):
+        if not isinstance(under, Mapping) or not under or value is None or (isinstance(value, str) and "${" in value):
             continue
         if isinstance(value, dict):
             problems += take_out_scalars(value, under, f"{prefix}{name}.")
