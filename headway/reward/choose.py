@@ -20,6 +20,7 @@ BY_DATASET = (
 BY_COLUMNS = (
     (frozenset({"source_dataset", "metadata"}), "reasoning_gym"),
     (frozenset({"nums", "target"}), "countdown"),
+    (frozenset({"nums", "answer"}), "countdown"),
     (frozenset({"test_list"}), "code"),
     (frozenset({"tests"}), "code"),
     (frozenset({"input_output"}), "code"),

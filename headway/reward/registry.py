@@ -26,6 +26,12 @@ BUILT_IN = {
     "last_number": "headway.reward.text.last_number",
     "gsm8k": "headway.reward.text.gsm8k",
     "math": "headway.reward.mathematics.math",
+    "multiple_choice": "headway.reward.choice.multiple_choice",
+    "format": "headway.reward.shape.format",
+    "length": "headway.reward.shape.length",
+    "countdown": "headway.reward.countdown.countdown",
+    "reasoning_gym": "headway.reward.procedural.reasoning_gym",
+    "judge": "headway.reward.judge.judge",
 }
 """Import path of each built-in function."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from headway.config import ExperimentConfig
 from headway.runtime.grpc_server import serve_grpc
@@ -33,8 +33,11 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         memory_limit_mb=config.reward.memory_limit_mb,
         max_queued=config.reward.max_queued,
     )
-    async with Supervisor() as supervisor, Pool(settings) as pool:
-        scoring = Scoring(pool, plan, config.reward.timeout_s)
+    async with (
+        Supervisor() as supervisor,
+        Pool(settings) as pool,
+        aclosing(Scoring(pool, plan, config.reward.timeout_s)) as scoring,
+    ):
         supervisor.start("reward pool", _raise_failure(pool.failed))
         api = RewardApi(scoring)
         async with serve_grpc(
@@ -47,7 +50,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
             async with _registered(config, placement, ports):
                 yield Running(supervisor, ports)
             await server.set_serving(False)
-            await pool.drain(config.reward.timeout_s + 1)
+            await scoring.drain(config.reward.timeout_s + 1)
 
 
 @asynccontextmanager

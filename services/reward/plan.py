@@ -5,6 +5,7 @@ A request may only name built-in functions and those that the experiment file na
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ import services.reward.functions  # noqa: F401 - registers what only the service
 from headway.config import ExperimentConfig
 from headway.errors import InvalidInput
 from headway.reward.choose import function_for_dataset, function_for_row
+from headway.reward.judge import JudgeSettings, judge_settings
 from headway.reward.registry import BUILT_IN
 from headway.v1 import reward_pb2 as pb
 
@@ -28,14 +30,14 @@ class Plan:
     constants: Mapping[str, Mapping[str, Any]] | None = None
     """Keyword arguments of each function."""
 
-    @property
+    judge: JudgeSettings | None = None
+    """How the judge is asked; None: there is none."""
+
+    @cached_property
     def functions(self) -> list[str]:
         """Every function that may be asked for."""
-        return sorted({*BUILT_IN, *self.weights, *self.extra})
-
-    @property
-    def is_sum(self) -> bool:
-        return len(self.weights) > 1 or any(weight != 1.0 for weight in self.weights.values())
+        known = {*BUILT_IN, *self.weights, *self.extra}
+        return sorted(known if self.judge is not None else known - {"judge"})
 
     def for_item(self, item: pb.ScoreItem) -> Mapping[str, float]:
         """The functions of this item, with their weights.
@@ -44,10 +46,10 @@ class Plan:
             InvalidInput: It names a function that may not be asked for, or its row is no JSON object.
         """
         if item.function:
-            if item.function not in BUILT_IN and item.function not in self.weights and item.function not in self.extra:
+            if item.function not in self.functions:
                 raise InvalidInput(
                     f"item {item.item_id}: no reward function {item.function!r}; use a built-in one, "
-                    "or name its import path in reward.function of the experiment file"
+                    "or name its import path in reward.function of the experiment file (judge: its reward.kwargs too)"
                 )
             return {item.function: 1.0}
         return self.weights or {function_for_row(_row(item)): 1.0}
@@ -79,10 +81,12 @@ def plan_of(config: ExperimentConfig) -> Plan:
         raise InvalidInput("reward.function: an empty mapping; name at least one function")
     own = config.workflow.kwargs.get("reward_fn")
     extra = frozenset([own]) if isinstance(own, str) else frozenset()
-    return Plan(weights, extra, _constants(weights, config.reward.kwargs))
+    constants = _constants(weights, config.reward.kwargs)
+    judge = judge_settings(constants.pop("judge", {})) if "judge" in weights else None
+    return Plan(weights, extra, constants, judge)
 
 
-def _constants(weights: Mapping[str, float], kwargs: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def _constants(weights: Mapping[str, float], kwargs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """One function: its keyword arguments; several: a mapping of these to keyword arguments."""
     if not kwargs:
         return {}

@@ -1,9 +1,11 @@
 """From items to results: choose the functions, answer what is known already, give the rest to the pool, add up sums."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from headway.errors import Overloaded
 from headway.v1 import reward_pb2 as pb
+from services.reward.inline import InlineJudge
 from services.reward.memory import Account, AnswerCache, Strikes, item_key
 from services.reward.plan import Plan
 from services.reward.pool import Pool
@@ -18,6 +20,7 @@ class Scoring:
 
     def __init__(self, pool: Pool, plan: Plan, timeout_s: float) -> None:
         self._pool = pool
+        self._judge = InlineJudge(plan.judge, pool.settings.max_queued) if plan.judge is not None else None
         self._plan = plan
         self._timeout_s = timeout_s
         self._cache = AnswerCache()
@@ -48,11 +51,28 @@ class Scoring:
             job.done(job, result)
 
     def _submit(self, jobs: list[Job]) -> None:
+        """Start all of them, or none."""
+        judged = [job for job in jobs if job.function == "judge"]
         try:
-            self._pool.submit(jobs)
+            if self._judge is not None:
+                self._judge.check_room(len(judged))
+            self._pool.submit([job for job in jobs if job.function != "judge"])
         except Overloaded:
             self._account.num_shed += len(jobs)
             raise
+        if self._judge is not None:
+            self._judge.submit(judged)
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no more items, and wait until the ones taken are answered, at most `limit_s`."""
+        waits = [self._pool.drain(limit_s)]
+        if self._judge is not None:
+            waits.append(self._judge.drain(limit_s))
+        await asyncio.gather(*waits)
+
+    async def aclose(self) -> None:
+        if self._judge is not None:
+            await self._judge.close()
 
     def _job(self, function: str, item: pb.ScoreItem, done: Callable[[Job, pb.ScoreResult], None]) -> Job:
         limit_s = min(item.timeout_s, self._timeout_s) if item.timeout_s > 0 else self._timeout_s
@@ -112,7 +132,7 @@ class Scoring:
         return pb.RewardStatus(
             num_workers=self._pool.settings.num_workers,
             num_queued=self._pool.num_queued,
-            num_running=self._pool.num_running,
+            num_running=self._pool.num_running + (self._judge.num_open if self._judge is not None else 0),
             num_by_status=self._account.num_by_status,
             num_workers_replaced=self._pool.num_replaced,
             slowest=self._account.slowest(),

@@ -15,6 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headway.reward.outcome import ScoreStatus
+from headway.v1 import reward_pb2 as pb
+
+STATUS_TO_WIRE = {status: pb.ScoreStatus.Value(f"SCORE_STATUS_{status.name}") for status in ScoreStatus}
 CHUNK = struct.Struct("!IIH")
 JOB = struct.Struct("!HI")
 RESULT = struct.Struct("!IIH")

@@ -21,10 +21,9 @@ from headway.reward.evaluate import Evaluator
 from headway.reward.outcome import Outcome, ScoreStatus
 from headway.v1 import reward_pb2 as pb
 from services.reward.seal import close, seal_of
-from services.reward.wire import CHUNK, ProgressPage, pack_result, unpack_jobs
+from services.reward.wire import CHUNK, STATUS_TO_WIRE, ProgressPage, pack_result, unpack_jobs
 
 FLUSH_AFTER_S = 0.001
-STATUS_TO_WIRE = {status: pb.ScoreStatus.Value(f"SCORE_STATUS_{status.name}") for status in ScoreStatus}
 
 
 @dataclass(frozen=True)
