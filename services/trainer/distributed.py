@@ -6,8 +6,10 @@ over neighbouring ranks, which then work on the same samples.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +17,21 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
 
 from headway.config.actor import ModelConfig
 from headway.config.allocation import Dims
 from headway.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from services.trainer.model import Policy
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A collective that takes longer has lost a rank."""
@@ -85,21 +98,57 @@ class Ranks:
         return total.to(x.device)
 
 
-def place(model: nn.Module, config: ModelConfig, ranks: Ranks, reduce_dtype: torch.dtype) -> None:
+def place(policy: "Policy", config: ModelConfig, ranks: Ranks, reduce_dtype: torch.dtype) -> None:
     """Move a model to where it computes, in place: sharded over the ranks, or whole on the one device.
 
     On CUDA, parameters are kept in float32 and cast to `config.dtype` for each forward and backward pass. On a CPU
     everything is float32, whatever `dtype` says: bfloat16 products are several times slower there.
+
+    Raises:
+        InvalidInput: Tensor parallelism does not go with this model.
     """
     if ranks.mesh is None and ranks.device.type == "cpu":
         return
     mesh = ranks.mesh or _mesh_of_one(ranks.device)
-    policy = MixedPrecisionPolicy()
+    if mesh["tensor"].size() > 1:
+        cut_layers(policy.lm, mesh["tensor"])
+    options: dict[str, Any] = {"mesh": mesh["data"]}
     if ranks.device.type == "cuda":
-        policy = MixedPrecisionPolicy(param_dtype=getattr(torch, config.dtype), reduce_dtype=reduce_dtype)
-    for layer in layers(model):
-        fully_shard(layer, mesh=mesh["data"], mp_policy=policy)
-    fully_shard(model, mesh=mesh["data"], mp_policy=policy)
+        dtype = getattr(torch, config.dtype)
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+    for layer in layers(policy):
+        fully_shard(layer, **options)
+    fully_shard(policy, **options)
+
+
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),
+}
+"""transformers' words for how a module is cut. The last is a norm over each head, with the heads spread over ranks."""
+WHOLE = ("embedding_rowwise", "colwise_gather_output")
+"""Modules that stay whole on every rank: the embedding and the output layer, whose rows the loss reads."""
+
+
+def cut_layers(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Cut the matrices of each layer over the ranks of `mesh`, as the model's own plan says.
+
+    Raises:
+        InvalidInput: The model has no plan, or one with a cut that is not known here, or its heads do not divide.
+    """
+    plan: dict[str, str] = getattr(lm, "_tp_plan", None) or {}
+    unknown = sorted(set(plan.values()) - set(STYLES) - set(WHOLE))
+    kind, degree = lm.config.model_type, mesh.size()
+    if not plan or unknown:
+        raise InvalidInput(
+            f"tensor parallelism does not go with {kind} ({', '.join(unknown) or 'no plan'}): use d, not t"
+        )
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if getattr(lm.config, name, degree) % degree:
+            raise InvalidInput(f"{name} = {getattr(lm.config, name)} of {kind} cannot be cut into t = {degree} parts")
+    styles = {name: STYLES[how]() for name, how in plan.items() if how in STYLES}
+    parallelize_module(lm, mesh, styles)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

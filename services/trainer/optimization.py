@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from headway.config.actor import OptimizerConfig
+
+T = TypeVar("T", bound=Tensor)
 
 
 class Optimization:
@@ -69,7 +72,8 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
         return torch.optim.SGD(parameters, lr=lr, weight_decay=decay)
     if config.type == "adam_bf16":
         return BFloat16AdamW(parameters, lr, betas, eps, decay)
-    return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=decay, fused=True)
+    groups = [{"params": same} for same in _by_layout(parameters).values()]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=decay, fused=True)
 
 
 def lr_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -90,20 +94,41 @@ def lr_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The 2-norm over all parameters and all shards, float32, the same on every rank. Collective where sharded."""
+    """The 2-norm over all parameters and all shards, float32. Collective where sharded.
+
+    Squares are added up over all ranks at once, what several ranks hold divided by their number: every rank gets the
+    same bits, so weights that are whole on several ranks never drift apart.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    plain = [g for g in gradients if not isinstance(g, DTensor)]
-    total = torch.zeros((), dtype=torch.float32, device=gradients[0].device if gradients else "cpu")
-    if plain:
-        total = total + torch.nn.utils.get_total_norm(plain).float().square()
-    by_mesh: dict[object, list[Tensor]] = {}
-    for gradient in gradients:
-        if isinstance(gradient, DTensor):
-            by_mesh.setdefault((gradient.device_mesh, gradient.placements), []).append(gradient)
-    for same in by_mesh.values():
-        norm = torch.nn.utils.get_total_norm(same)
-        total = total + (norm.full_tensor() if isinstance(norm, DTensor) else norm).float().square()
+    squares = [torch.zeros(())]
+    for same in _by_layout(gradients).values():
+        norm = torch.nn.utils.get_total_norm([g.to_local() if isinstance(g, DTensor) else g for g in same])
+        squares.append(norm.float().square().cpu() / _num_copies(same[0]))
+    total = torch.stack(squares).sum()
+    sharded = next((g for g in gradients if isinstance(g, DTensor)), None)
+    if sharded is not None:
+        total = total.to(sharded.device)
+        dist.all_reduce(total)
     return total.sqrt()
+
+
+def _num_copies(tensor: Tensor) -> float:
+    """Ranks that hold the same shard of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    num_shards = 1
+    for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+        num_shards *= size if placement.is_shard() else 1
+    return dist.get_world_size() / num_shards
+
+
+def _by_layout(tensors: Iterable[T]) -> dict[object, list[T]]:
+    """Tensors that are spread over ranks in the same way, together: one operation takes them at once."""
+    found: dict[object, list[T]] = {}
+    for tensor in tensors:
+        layout = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        found.setdefault(layout, []).append(tensor)
+    return found
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], norm: float, largest: float) -> None:

@@ -48,48 +48,58 @@ class Planner:
         self._spec, self._rank, self._world_size, self._is_packed = spec, rank, world_size, is_packed
 
     def plan(self, batch: SampleBatch, num_minibatches: int) -> list[MiniBatch]:
-        """Mini-batches with something to learn; at most `num_minibatches`.
+        """Mini-batches with something to learn; at most `num_minibatches`. What is in each is the same for any ranks.
 
         Raises:
             InvalidInput: A sample alone is above the token budget; the message names its task.
         """
-        units = self._units(batch, num_minibatches)
+        members = [prefix for prefix in prefixes(batch) if len(prefix.ids)]
+        units = self._groups(members, batch)
+        if len(units) < num_minibatches:
+            units = self._runs(members, batch)
         parts = balance([unit.rows for unit in units], num_minibatches)
-        minibatches = [[units[i] for i in part] for part in parts if part]
-        return [self._minibatch(batch, part) for part in minibatches]
+        return [self._minibatch(batch, _members(units, part)) for part in parts if part]
 
-    def _units(self, batch: SampleBatch, num_minibatches: int) -> list[Unit]:
-        """Everything that needs rows, in the order of the batch."""
-        groups: dict[int, list[Prefix]] = {}
-        for prefix, group in zip(prefixes(batch), batch.group_ids.tolist(), strict=True):
-            if len(prefix.ids):
-                groups.setdefault(group, []).append(prefix)
-        whole = [self._unit(members) for members in groups.values()]
-        if len(whole) >= num_minibatches * self._world_size and all(self._fits(unit) for unit in whole):
-            return whole
-        size = self._spec.granularity
-        parts = [self._unit(all_[i : i + size]) for all_ in groups.values() for i in range(0, len(all_), size)]
-        for unit in parts:
-            if not self._fits(unit):
-                raise InvalidInput(self._why_not(unit, batch))
-        return parts
-
-    def _minibatch(self, batch: SampleBatch, units: Sequence[Unit]) -> MiniBatch:
+    def _minibatch(self, batch: SampleBatch, members: Sequence[Prefix]) -> MiniBatch:
+        units = self._groups(members, batch)
+        if len(units) < self._world_size or not all(self._fits(unit) for unit in units):
+            units = self._runs(members, batch)
         by_rank = [[units[i] for i in part] for part in balance([unit.rows for unit in units], self._world_size)]
         least = min(self._spec.n_mbs, max(len(part) for part in by_rank))
         packs = [self._pack(part, least) for part in by_rank]
         count = max(len(bins) for bins in packs)
         mine = packs[self._rank] + [[]] * (count - len(packs[self._rank]))
         lay_out = packed if self._is_packed else padded
-        members = sorted(member.sample for unit in units for member in unit.members)
-        return MiniBatch(tuple(members), tuple(lay_out(batch, part) for part in mine))
+        samples = tuple(sorted(member.sample for member in members))
+        return MiniBatch(samples, tuple(lay_out(batch, part) for part in mine))
+
+    def _groups(self, members: Sequence[Prefix], batch: SampleBatch) -> list[Unit]:
+        """Samples of a group together, in the order of the batch."""
+        return [self._unit(group) for group in self._by_group(members, batch)]
+
+    def _runs(self, members: Sequence[Prefix], batch: SampleBatch) -> list[Unit]:
+        """`granularity` neighbouring samples of a group together."""
+        size = self._spec.granularity
+        groups = self._by_group(members, batch)
+        units = [self._unit(group[i : i + size]) for group in groups for i in range(0, len(group), size)]
+        for unit in units:
+            if not self._fits(unit):
+                raise InvalidInput(self._why_not(unit, batch))
+        return units
+
+    @staticmethod
+    def _by_group(members: Sequence[Prefix], batch: SampleBatch) -> list[list[Prefix]]:
+        groups: dict[int, list[Prefix]] = {}
+        for member in members:
+            groups.setdefault(int(batch.group_ids[member.sample]), []).append(member)
+        return list(groups.values())
 
     def _pack(self, units: Sequence[Unit], least: int) -> list[list[Prefix]]:
         """Micro-batches of one rank."""
         sizes = [unit.rows for unit in units]
         budget = self._spec.max_tokens_per_mb or sum(sizes)
         bins = pack(sizes, budget, min_bins=least)
-        return [[member for i in part for member in units[i].members] for part in bins]
+        return [_members(units, part) for part in bins]
 
     def _unit(self, members: Sequence[Prefix]) -> Unit:
         return Unit(tuple(members), num_rows(members, is_shared=self._is_packed))
@@ -105,3 +115,8 @@ class Planner:
             f"{what} of task {task} need {unit.rows} tokens in one micro-batch, "
             f"more than actor.mb_spec.max_tokens_per_mb = {self._spec.max_tokens_per_mb}"
         )
+
+
+def _members(units: Sequence[Unit], part: Sequence[int]) -> list[Prefix]:
+    """The samples of some units, in the order of the batch."""
+    return sorted((member for i in part for member in units[i].members), key=lambda member: member.sample)
