@@ -43,6 +43,8 @@ class Script:
     """vLLM's flag."""
     is_ready: bool = True
     skip_tokenizer_init: bool = False
+    rejects_in_pause: bool = False
+    """vLLM 0.33: requests during a pause by abort get a 503; 0.32: they wait."""
 
 
 class ScriptedEngine:

@@ -4,6 +4,7 @@ A workflow is one coroutine per sample: it asks the engine for tokens, asks for 
 trained on. It never sees servers, weight updates or interruptions; `agenerate` goes on over all of them.
 """
 
+import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,9 +37,13 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any: ...
 
 
+_PREFIX = secrets.token_hex(8)
+_numbers = itertools.count()
+
+
 def new_rid() -> str:
     """A request id. Its length is fixed: an engine that aborts by prefix can then only hit the one that is meant."""
-    return secrets.token_hex(16)
+    return f"{_PREFIX}{next(_numbers):016x}"
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ from services.rollout_controller.fleet_member import EngineState, Member, Update
 from services.rollout_controller.gate import Gate
 from services.rollout_controller.generation import Limits
 from services.rollout_controller.sglang import SGLang
+from services.rollout_controller.vllm import VLLM
 
 log = logging.getLogger(__name__)
 PREPARE_S = 60.0
@@ -44,7 +45,11 @@ LOOK_S = 0.05
 MAX_KNOWN = 4096
 MANIFEST = "manifest.json"
 UNLIMITED = 1_000_000
-DIALECTS: dict[str, Callable[[EngineHttp, float], Dialect]] = {"sglang": SGLang, "builtin": SGLang}
+DIALECTS: dict[str, Callable[[EngineHttp, float], Dialect]] = {
+    "sglang": SGLang,
+    "builtin": SGLang,
+    "vllm": VLLM,
+}
 """By the `engine` that a server's registration names."""
 
 

@@ -251,9 +251,10 @@ class Member:
         """Take the server out, let its requests go on elsewhere, and wait before the next try."""
         if self._is_leaving:
             return
+        if str(error) != self.last_error:
+            log.warning("%s is taken out: %s", self.server.name, error)
         self.last_error = str(error)
         is_silent = isinstance(error, ServerFailed) and self.state in (EngineState.SERVING, EngineState.SILENT)
-        log.warning("%s is taken out: %s", self.server.name, error)
         self._enter(EngineState.SILENT if is_silent else EngineState.FAILED)
         if isinstance(error, ServerGone | UpdateFailed) or self._host.has_other(self):
             self.server.lose(f"{self.server.name} was taken out: {error}")
