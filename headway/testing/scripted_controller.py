@@ -56,6 +56,8 @@ class ScriptedController(RolloutControllerServicer):
     """(fencing token, step, is_fresh)"""
     fetches: list[tuple[int, bool]] = field(default_factory=list)
     """(step, is_replay)"""
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    """("fetch" or "commit", step), in the order in which they came"""
     refusals: list[str] = field(default_factory=list)
     evaluations: list[tuple[PolicyVersion, int]] = field(default_factory=list)
     """(version, rows)"""
@@ -105,6 +107,7 @@ class ScriptedController(RolloutControllerServicer):
 
     async def FetchBatch(self, request: pb.FetchBatchRequest, context: Any) -> AsyncIterator[pb.FetchBatchReply]:
         self._check(request.fencing_token, f"fetch {request.step}")
+        self.calls.append(("fetch", request.step))
         is_replay = request.step in self.batches
         async with self.changed:
             if not is_replay:
@@ -120,6 +123,7 @@ class ScriptedController(RolloutControllerServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitReply:
         self._check(request.fencing_token, f"commit {request.step}")
+        self.calls.append(("commit", request.step))
         if request.step not in self.batches:
             raise NotFound(f"no batch was handed out for step {request.step}")
         version = version_from_wire(request.version)

@@ -171,11 +171,12 @@ class ControllerClient:
 
         async def run(stub: Any) -> list[EvaluatedTask]:
             results = []
-            replies = aiter(stub.Evaluate(requests()))
             try:
-                while (reply := await asyncio.wait_for(anext(replies, None), EVALUATION_SILENCE_S)) is not None:
-                    results.append(_evaluated(reply))
-                    on_result(len(results))
+                async with asyncio.timeout(EVALUATION_SILENCE_S) as silence:
+                    async for reply in stub.Evaluate(requests()):
+                        silence.reschedule(asyncio.get_running_loop().time() + EVALUATION_SILENCE_S)
+                        results.append(_evaluated(reply))
+                        on_result(len(results))
             except TimeoutError:
                 raise TimedOut(f"{what}: nothing finished for {EVALUATION_SILENCE_S:.0f} s") from None
             return results

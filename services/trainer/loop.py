@@ -86,7 +86,7 @@ class Parts:
     statistics: StatsLogger
     phases: Phases
     dataset: Dataset
-    start_task: Callable[[str, Coroutine[Any, Any, Any]], object]
+    start_task: "Callable[[str, Coroutine[Any, Any, Any]], asyncio.Task[Any]]"
     """Runs something beside the loop; its failure ends the process."""
     evaluation_tasks: Sequence[Task]
     warm_start: WarmStartPlan | None
@@ -102,6 +102,8 @@ class Progress:
     num_skipped_in_a_row: int = 0
     num_samples: int = 0
     trained_s: float = 0.0
+    is_consuming: bool = False
+    """The batch of the step in hand is booked as consumed."""
     stop_reason: str | None = None
     saves: "list[asyncio.Future[Path]]" = field(default_factory=list)
 
@@ -124,6 +126,7 @@ class TrainLoop:
         self._recover = Due(parts.config.recover, parts.length, now)
         self._saver = Due(parts.config.saver, parts.length, now)
         self._wake = asyncio.Event()
+        self._feeding: asyncio.Task[Any] | None = None
 
     @property
     def total_steps(self) -> int:
@@ -145,6 +148,9 @@ class TrainLoop:
                 await self._step()
             await self._end()
         finally:
+            if self._feeding is not None:
+                self._feeding.cancel()
+                await asyncio.wait({self._feeding})
             await self._batches.close()
             for save in self.progress.saves:
                 save.cancel()
@@ -177,7 +183,7 @@ class TrainLoop:
             log.info("warm start: %s", stats)
         if step >= start.published_step:
             await self._publish(self.progress.version)
-        parts.start_task("task feeder", self.feeder.run())
+        self._feeding = parts.start_task("task feeder", self.feeder.run())
         self._phases.take_seconds()
         if start.checkpoint is None:
             await self._after_start()
@@ -223,6 +229,7 @@ class TrainLoop:
         if batch is None:
             return
         self.feeder.consume(batch.task_ids)
+        self.progress.is_consuming = True
         if step + 1 < self.total_steps:
             self._batches.prefetch(step + 1)
         self.feeder.refresh()
@@ -254,6 +261,7 @@ class TrainLoop:
         version = PolicyVersion(before.term, before.step + 1)
         is_caught_up = version.step >= self._start.published_step
         progress.version = version
+        progress.is_consuming = False
         progress.num_samples += batch.samples.num_samples
         progress.num_skipped_in_a_row = 0
         if is_caught_up:
@@ -277,15 +285,16 @@ class TrainLoop:
         """Nothing was changed: consume the batch without making a version."""
         progress = self.progress
         step = progress.version.step
+        progress.is_consuming = False
         progress.num_skipped += 1
         progress.num_skipped_in_a_row += 1
-        log.warning("step %d is skipped: loss or gradient is not finite (tasks %s)", step, ", ".join(batch.task_ids))
+        log.warning("step %d is skipped: no finite loss and gradient (tasks %s)", step, ", ".join(batch.task_ids))
         self._batches.forget(step)
         self._batches.forget_waiting()
         await self._commit(step, {"num_skipped_steps": float(progress.num_skipped)})
         if progress.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise HeadwayError(
-                f"{MAX_SKIPPED_IN_A_ROW} steps in a row, at step {step}, had a loss or gradient that is not finite; "
+                f"{MAX_SKIPPED_IN_A_ROW} steps in a row, at step {step}, had no finite loss and gradient; "
                 f"the last finite weights are {progress.version.label}"
             )
 
@@ -369,12 +378,14 @@ class TrainLoop:
 
     def _need(self) -> Need:
         """Enough tasks that eta + 2 batches are under way, and no more than the run still needs."""
+        step = self.progress.version.step
         batch_size = self._parts.length.batch_size
-        first = max(self.progress.version.step, self._start.published_step)
+        first = max(step, self._start.published_step)
         num_arrived = sum(self._batches.has(step) for step in (first, first + 1))
-        num_left = max(0, self.total_steps - first - num_arrived) * batch_size
-        num_ahead = (self._config.rollout.max_head_offpolicyness + 2) * batch_size
-        return Need(min(num_ahead, num_left), is_last_lap=num_left <= num_ahead)
+        num_left = max(0, self.total_steps - first - num_arrived)
+        num_ahead = self._config.rollout.max_head_offpolicyness + 2
+        num_unconsumed = self.total_steps - step - self.progress.is_consuming
+        return Need(min(num_ahead, num_left) * batch_size, num_unconsumed * batch_size)
 
 
 async def _patiently(what: str, action: "Callable[[], Awaitable[Any]]") -> Any:

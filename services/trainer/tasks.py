@@ -11,7 +11,10 @@ Proved in test_trainer_tasks.py.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +24,8 @@ from services.trainer.controller_client import Submitted
 
 REFRESH_S = 0.5
 """How often the controller is asked for its number of tasks while nothing else happens."""
+CONFIRM_S = 1.0
+"""How long a shortage that may be a batch on its way must last."""
 log = logging.getLogger(__name__)
 
 
@@ -36,8 +41,8 @@ class Need:
     """How many tasks should be pending, running or ready at the controller."""
 
     num_tasks: int
-    is_last_lap: bool
-    """No more than these will be needed."""
+    num_unconsumed: int
+    """Groups that the rest of the run trains on, those in hand left out."""
 
 
 class TaskFeeder:
@@ -49,10 +54,16 @@ class TaskFeeder:
         need: Says how many tasks should be there now.
         look_ahead: A task that a batch holds and the cursor has not reached is searched in so many tasks: what a
             predecessor may have submitted after its last checkpoint.
+        clock: Monotonic seconds.
     """
 
     def __init__(
-        self, dataset: Dataset, controller: Submitter, need: Callable[[], "Need"], look_ahead: int = 1_000_000
+        self,
+        dataset: Dataset,
+        controller: Submitter,
+        need: Callable[[], "Need"],
+        look_ahead: int = 1_000_000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dataset = dataset
         self._controller = controller
@@ -64,7 +75,8 @@ class TaskFeeder:
         self._unsent: list[Task] = []
         self._incarnation = ""
         self._changed = asyncio.Event()
-        self._is_shortage_seen = False
+        self._clock = clock
+        self._short_since = math.inf
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores; JSON-able."""
@@ -102,10 +114,9 @@ class TaskFeeder:
         while True:
             self._changed.clear()
             await self.top_up()
-            try:
-                await asyncio.wait_for(self._changed.wait(), REFRESH_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await self._changed.wait()
 
     async def top_up(self) -> None:
         """Submit until the controller has as many tasks as are needed, or has been given that many."""
@@ -116,13 +127,23 @@ class TaskFeeder:
             submitted = await self._submit(tasks)
 
     def _missing(self, submitted: Submitted) -> int:
-        """How many tasks to add. On the last lap a shortage must be seen twice: a batch may be on its way, and counts
-        neither here nor there."""
-        need = self._need()
-        missing = max(0, need.num_tasks - submitted.num_outstanding)
-        is_certain = not need.is_last_lap or self._is_shortage_seen
-        self._is_shortage_seen = missing > 0 and not is_certain
-        return missing if is_certain else 0
+        """How many tasks to add.
+
+        While the run needs more groups than there are outstanding tasks, a shortage is certain. Beyond that, tasks must
+        have ended without a group; but a batch that is on its way is counted neither here nor there, so such a shortage
+        must last.
+        """
+        need, now = self._need(), self._clock()
+        shortage = max(0, need.num_tasks - submitted.num_outstanding)
+        certain = min(shortage, max(0, need.num_unconsumed - len(self._outstanding)))
+        if shortage == certain:
+            self._short_since = math.inf
+            return shortage
+        self._short_since = min(self._short_since, now)
+        if now - self._short_since < CONFIRM_S:
+            return certain
+        self._short_since = math.inf
+        return shortage
 
     async def _submit(self, tasks: list[Task]) -> Submitted:
         """Submit; when the controller has restarted, everything outstanding with it."""

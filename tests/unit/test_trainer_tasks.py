@@ -47,8 +47,10 @@ def ids(first: int, last: int) -> list[str]:
     return [f"{number // 8}/{number % 8}" for number in range(first, last)]
 
 
-def feeder(controller: Controller, num_tasks: int = 6, is_last_lap: bool = False) -> TaskFeeder:
-    return TaskFeeder(dataset(), controller, lambda: Need(num_tasks, is_last_lap), look_ahead=32)
+def feeder(controller: Controller, num_unconsumed: int = 100, clock: list[float] | None = None) -> TaskFeeder:
+    now = clock or [0.0]
+    need = Need(6, num_unconsumed)
+    return TaskFeeder(dataset(), controller, lambda: need, look_ahead=32, clock=lambda: now[0])
 
 
 async def test_tasks_are_submitted_in_order_over_epochs_and_no_more_than_needed() -> None:
@@ -62,13 +64,18 @@ async def test_tasks_are_submitted_in_order_over_epochs_and_no_more_than_needed(
     assert controller.known == ids(0, 10)
 
 
-async def test_a_shortage_on_the_last_lap_must_be_seen_twice() -> None:
-    controller = Controller()
-    tasks = feeder(controller, is_last_lap=True)
-    await tasks.top_up()
-    assert controller.known == []
+async def test_more_tasks_than_the_run_needs_are_submitted_only_when_a_shortage_lasts() -> None:
+    controller, now = Controller(), [0.0]
+    tasks = feeder(controller, num_unconsumed=6, clock=now)
     await tasks.top_up()
     assert controller.known == ids(0, 6)
+    controller.take(4)  # handed out; the batch is on its way
+    for now[0] in (0.0, 0.5, 0.9):
+        await tasks.top_up()
+        assert controller.known == ids(0, 6)
+    now[0] = 1.0  # it never comes: they ended without a group
+    await tasks.top_up()
+    assert controller.known == ids(0, 10)
 
 
 async def test_a_restored_feeder_submits_what_was_not_consumed_and_goes_on() -> None:
