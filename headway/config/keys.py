@@ -1,7 +1,6 @@
 """The dotted keys of the schema, and which one was meant by a key that is not among them."""
 
 import difflib
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -10,20 +9,16 @@ from pydantic.fields import FieldInfo
 from headway.config.section import Section, section_class
 
 
-def walk(section: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section], FieldInfo]]:
-    """(dotted key, section, field) of every field below a section; lists of sections appear as `key.0`."""
-    for name, field in section.model_fields.items():
-        key = f"{prefix}{name}"
-        yield key, section, field
-        if (inner := section_class(field.annotation)) is not None:
-            index = "0." if "list" in str(field.annotation) else ""
-            yield from walk(inner, f"{key}.{index}")
-
-
 @cache
-def leaves(section: type[Section]) -> tuple[str, ...]:
-    """Every dotted key that holds a value, not a section."""
-    return tuple(key for key, _, field in walk(section) if section_class(field.annotation) is None)
+def walk(section: type[Section]) -> tuple[tuple[str, type[Section], FieldInfo], ...]:
+    """(dotted key, section, field) of every field below a section; lists of sections appear as `key.0`."""
+    found: list[tuple[str, type[Section], FieldInfo]] = []
+    for name, field in section.model_fields.items():
+        found.append((name, section, field))
+        if (inner := section_class(field.annotation)) is not None:
+            prefix = f"{name}.0." if "list" in str(field.annotation) else f"{name}."
+            found += [(prefix + key, owner, below) for key, owner, below in walk(inner)]
+    return tuple(found)
 
 
 def section_at(root: type[Section], key: str) -> type[Section] | None:

@@ -18,8 +18,8 @@ from headway.config.problems import Problem, shown
 from headway.errors import InvalidInput, NotFound
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's truth values and numbers."""
+class _Loader(yaml.CSafeLoader):
+    """SafeLoader (on libyaml) with YAML 1.2's truth values and numbers."""
 
 
 _SCALARS = {

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headway.config.dataset import DatasetConfig
 from headway.data.order import epoch_order
 from headway.data.rows import Row, adapter_of
-from headway.data.sources import read_source
+from headway.data.sources import RawRows, read_source
 from headway.errors import InvalidInput
 from headway.workflow.api import Tokenizer
 from headway.workflow.prompts import template_ids
@@ -164,19 +164,14 @@ def open_dataset(config: DatasetConfig, tokenizer: Tokenizer | None, seed: int) 
     Raises:
         InvalidInput: The source cannot be read, or no row (or no whole batch) is left; the message has the counts.
     """
+    if config.max_length is not None and tokenizer is None:
+        raise InvalidInput(f"{config.path}: max_length {config.max_length} needs a tokenizer to count tokens")
     raw = read_source(config, seed)
-    if not raw.rows:
-        raise InvalidInput(f"{raw.source} has no rows")
-    adapter = adapter_of(raw.rows, raw.source)
-    numbered = [(number, adapter.adapt(row)) for number, row in enumerate(raw.rows)]
+    numbered = _adapted(raw)
     with_prompt = [(number, row) for number, row in numbered if row.get("messages") or row.get("prompt")]
     lengths = prompt_lengths([row for _, row in with_prompt], tokenizer, config.num_workers)
     limit = config.max_length or np.iinfo(np.int64).max
-    if config.max_length is not None and tokenizer is None:
-        raise InvalidInput(f"{raw.source}: max_length {config.max_length} needs a tokenizer to count tokens")
-    kept = [
-        (number, row, length) for (number, row), length in zip(with_prompt, lengths, strict=True) if length <= limit
-    ]
+    kept = [(n, row, length) for (n, row), length in zip(with_prompt, lengths, strict=True) if length <= limit]
     too_long = [length for length in lengths if length > limit]
     left_out = LeftOut(len(too_long), len(numbered) - len(with_prompt), max(too_long, default=0))
     if not kept:
@@ -189,6 +184,20 @@ def open_dataset(config: DatasetConfig, tokenizer: Tokenizer | None, seed: int) 
             f"what does not: lower batch_size, or set drop_last: false"
         )
     return dataset
+
+
+def _adapted(raw: RawRows) -> list[tuple[int, Row]]:
+    """(number in the source, row) of every raw row."""
+    if not raw.rows:
+        raise InvalidInput(f"{raw.source} has no rows")
+    adapter = adapter_of(raw.rows, raw.source)
+    numbered = [(number, adapter.adapt(row)) for number, row in enumerate(raw.rows)]
+    for number, row in numbered:
+        try:
+            orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError as error:
+            raise InvalidInput(f"{raw.source}: row {number} cannot be sent as JSON: {error}") from None
+    return numbered
 
 
 def _nothing_left(config: DatasetConfig, source: str, total: int, left_out: LeftOut) -> str:
