@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, PretrainedConfig
 
 from headway.algorithm.advantages import compute_advantages, old_logp
@@ -34,6 +33,7 @@ from headway.config import ExperimentConfig
 from headway.config.actor import OptimizerConfig
 from headway.core.trajectory import Group, Trajectory
 from headway.errors import InvalidInput
+from services.trainer import lora
 from services.trainer.distributed import Ranks, default_device, place
 from services.trainer.layout import MicroBatch
 from services.trainer.model import Policy, load_policy
@@ -69,10 +69,10 @@ class TrainEngine:
         self.ranks = Ranks.find(config.allocation.training, device or default_device())
         self.version = 0
         """Step of the weights held; the loop sets it."""
-        self._policy = load_policy(self.config, temperature=self.config.temperature, seed=config.seed)
-        self._place(self._policy)
+        self._policy = self._load_policy(config)
         self._ref: Policy | None = None
-        if self.config.kl_ctl > 0:
+        self._ref_is_base = self.config.kl_ctl > 0 and self._shares_base(config)
+        if self.config.kl_ctl > 0 and not self._ref_is_base:
             self._ref = self._load_ref(config)
         self._optimization: Optimization | None = None
         if self.config.optimizer is not None:
@@ -101,7 +101,7 @@ class TrainEngine:
 
     @property
     def has_ref(self) -> bool:
-        return self._ref is not None
+        return self._ref is not None or self._ref_is_base
 
     @property
     def needs_prox_logp(self) -> bool:
@@ -112,15 +112,18 @@ class TrainEngine:
 
     def compute_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the current policy, 0 where `loss_mask` is false. Collective."""
-        minibatches = self._minibatches(batch)
-        return self._score(self._policy, [m for minibatch in minibatches for m in minibatch.micro_batches], batch)
+        micro_batches = [m for minibatch in self._minibatches(batch) for m in minibatch.micro_batches]
+        return self._score(self._policy, micro_batches, batch)
 
     def compute_ref_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the reference model, 0 where `loss_mask` is false. Collective."""
-        if self._ref is None:
+        micro_batches = [m for minibatch in self._minibatches(batch) for m in minibatch.micro_batches]
+        if self._ref is not None:
+            return self._score(self._ref, micro_batches, batch)
+        if not self._ref_is_base:
             raise InvalidInput("there is no reference model: actor.kl_ctl is 0")
-        minibatches = self._minibatches(batch)
-        return self._score(self._ref, [m for minibatch in minibatches for m in minibatch.micro_batches], batch)
+        with lora.adapters_off(self._policy.lm):
+            return self._score(self._policy, micro_batches, batch)
 
     def compute_advantages(self, batch: SampleBatch) -> SampleBatch:
         """Fill in rewards, advantages and returns; see `headway.algorithm.advantages`."""
@@ -194,20 +197,27 @@ class TrainEngine:
     def full_state_dict(self) -> dict[str, Tensor]:
         """All weights, under transformers' names, on the CPU, in the published dtype; tied ones once. Collective.
 
-        Rank 0 gets them, the others {}.
+        Adapters are merged into them. Rank 0 gets them, the others {}.
         """
-        dtype, found = getattr(torch, self.config.dtype), {}
-        for name, parameter in self._policy.lm.named_parameters():
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            if self.rank == 0:
-                found[name] = whole.detach().to("cpu", dtype, copy=True).contiguous()
-        return found
+        return self._published(lora.merged_parameters(self._policy.lm))
+
+    def full_lora_state_dict(self) -> dict[str, Tensor]:
+        """The adapter alone, under the names of peft's files; otherwise as `full_state_dict`. Collective."""
+        return self._published(lora.adapter_parameters(self._policy.lm))
+
+    def lora_config(self) -> dict[str, Any]:
+        """What belongs into `adapter_config.json` beside the adapter."""
+        return lora.adapter_config(self._policy.lm, self.config)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a run continues from, as tensors (sharded ones as DTensors): weights, moments, step, RNG."""
+        """Everything that a run continues from, as tensors (sharded ones as DTensors): weights, moments, step, RNG.
+
+        Frozen weights are not part of it: they are what the model's folder or seed says.
+        """
         optimization = self._require_optimization()
-        weights = {name: parameter.detach() for name, parameter in self._policy.lm.named_parameters()}
-        moments = optimization.named_state(dict(self._policy.lm.named_parameters()))
+        trained = {name: p for name, p in self._policy.lm.named_parameters() if p.requires_grad}
+        weights = {name: parameter.detach() for name, parameter in trained.items()}
+        moments = optimization.named_state(trained)
         step = torch.tensor(optimization.step)
         return {"model": weights, "optimizer": moments, "lr_step": step, "rng": torch.get_rng_state()}
 
@@ -219,8 +229,25 @@ class TrainEngine:
         self._require_optimization().set_step(int(state["lr_step"]))
         torch.set_rng_state(state["rng"])
 
-    def _place(self, policy: Policy) -> None:
+    def _published(self, parameters: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        dtype, found = getattr(torch, self.config.dtype), {}
+        for name, parameter in parameters:
+            if self.rank == 0:
+                found[name] = parameter.to("cpu", dtype, copy=True).contiguous()
+        return found
+
+    def _load_policy(self, config: ExperimentConfig) -> Policy:
+        if self.config.use_lora and config.allocation.training.tensor > 1:
+            raise InvalidInput("use_lora does not go with tensor parallelism: use d, not t")
+        policy = load_policy(self.config, temperature=self.config.temperature, seed=config.seed)
         place(policy, self.config, self.ranks, getattr(torch, self.config.grad_reduce_dtype))
+        return policy
+
+    def _shares_base(self, config: ExperimentConfig) -> bool:
+        """Whether the reference is the policy without its adapters, so that no second model is needed."""
+        ref, actor = config.ref, self.config
+        same = ref is not None and (ref.path, ref.init_from_scratch) == (actor.path, actor.init_from_scratch)
+        return actor.use_lora and same
 
     def _load_ref(self, config: ExperimentConfig) -> Policy:
         if config.ref is None:

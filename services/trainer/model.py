@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from headway.algorithm.logprobs import TokenLogprobs, token_logprobs
-from headway.config.actor import ModelConfig
+from headway.config.actor import ActorConfig, ModelConfig
 from headway.errors import InvalidInput
 from services.trainer.attention import ATTENTION
 from services.trainer.layout import MicroBatch
+from services.trainer.lora import add_adapters
 
 PACKED_IMPLEMENTATIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Values of `attn_impl` that mean the same mathematics as the packed attention here, which is what they get."""
@@ -51,14 +52,16 @@ class Policy(nn.Module):
 
 
 def load_policy(config: ModelConfig, *, temperature: float, seed: int) -> Policy:
-    """The model of an `actor` or `ref` section, in float32 on the CPU.
+    """The model of an `actor` or `ref` section, in float32 on the CPU; random weights follow the seed.
 
     Raises:
         InvalidInput: The folder holds no causal language model, or one whose logits are not a plain linear layer.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = _from_scratch(config) if config.init_from_scratch else _from_folder(config)
+        if isinstance(config, ActorConfig) and config.use_lora:
+            add_adapters(lm, config)
     _check_output_layer(lm.config)
     if config.disable_dropout:
         disable_dropout(lm)
