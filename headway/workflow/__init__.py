@@ -10,6 +10,7 @@ from headway.workflow.api import (
     RolloutWorkflow,
     Tokenizer,
 )
+from headway.workflow.conversation import Conversation
 from headway.workflow.convert import as_trajectories
 from headway.workflow.group import GroupView, rewards_differ, run_group
 from headway.workflow.load import load_filter, load_object, load_workflow
@@ -18,6 +19,7 @@ from headway.workflow.rlvr import RLVRWorkflow
 from headway.workflow.sequence import TokenSequence
 
 __all__ = [
+    "Conversation",
     "EpisodeResult",
     "GenerationHyperparameters",
     "GroupView",

@@ -15,7 +15,7 @@ from headway.config.rollout import GenerationHyperparameters
 from headway.core.trajectory import StopReason, Trajectory
 
 RewardFunction = Callable[..., Awaitable[float]]
-"""`await reward_fn(prompt, completion, prompt_ids, completion_ids, **data)`.
+"""`await reward_fn(prompt, completion, prompt_ids, completion_ids, /, **data)`: a row may have a `prompt` of its own.
 
 Raises:
     RewardTimeout, RewardFailed: See `headway.workflow.errors`; they end the rollout under that name.

@@ -14,15 +14,13 @@ from headway.core.trajectory import Trajectory
 from headway.errors import InvalidInput
 from headway.workflow.api import (
     InferenceEngine,
-    ModelRequest,
     ModelResponse,
     RewardFunction,
     RolloutWorkflow,
     Tokenizer,
 )
-from headway.workflow.errors import PromptTooLong
+from headway.workflow.conversation import Conversation
 from headway.workflow.prompts import PromptEncoder, template_ids
-from headway.workflow.sequence import TokenSequence
 
 TRY_AGAIN = (
     "Your answer is either wrong or not parsable to the reward function. You may misunderstand the original question. "
@@ -53,41 +51,23 @@ class MultiTurnWorkflow(RolloutWorkflow):
         self._try_again_ids = turn_ids(tokenizer, {"role": "user", "content": try_again})
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory:
-        sequence = TokenSequence()
+        conversation = Conversation(engine, self._gconfig, self._tokenizer)
         question, _ = self._prompts.encode(data)
         reward, turns = 0.0, 0
-        while reward <= 0 and turns < self._max_turns and self._budget(sequence) > 0:
-            response = await self._answer(engine, sequence, question)
+        while reward <= 0 and turns < self._max_turns:
+            response = await conversation.answer_to(question)
             if response is None:
                 break
             reward = await self._reward(response, data)
             question = self._next_question(response)
             turns += 1
-        return sequence.trajectory(reward * self._turn_discount ** (turns - 1), {"num_turns": float(turns)})
-
-    async def _answer(
-        self, engine: InferenceEngine, sequence: TokenSequence, question: list[int]
-    ) -> ModelResponse | None:
-        """Put a question and its answer into the sequence; None when a further question has no room in the context."""
-        gconfig = self._gconfig.model_copy(update={"max_new_tokens": self._budget(sequence)})
-        request = ModelRequest(input_ids=sequence.ids + question, gconfig=gconfig, tokenizer=self._tokenizer)
-        try:
-            response = await engine.agenerate(request)
-        except PromptTooLong:
-            if not sequence.ids:
-                raise
-            return None
-        sequence.add_prompt(question)
-        sequence.add_response(response)
-        return response
+        discounted = reward * self._turn_discount ** (turns - 1)
+        return conversation.sequence.trajectory(discounted, {"num_turns": float(turns)})
 
     async def _reward(self, response: ModelResponse, data: dict[str, Any]) -> float:
         prompt = self._tokenizer.decode(response.input_tokens)
         completion = self._tokenizer.decode(response.output_tokens, skip_special_tokens=True)
         return float(await self._reward_fn(prompt, completion, response.input_tokens, response.output_tokens, **data))
-
-    def _budget(self, sequence: TokenSequence) -> int:
-        return self._gconfig.max_new_tokens - sequence.num_generated
 
     def _next_question(self, response: ModelResponse) -> list[int]:
         """What follows a wrong answer: its end, where the model did not write one, and the request to try again."""
