@@ -108,6 +108,10 @@ class Ledger:
         self.examples: dict[Outcome, list[Failure]] = {}
         self.next_step = 0
         """The first step for which no batch, and none of a later step, was handed out."""
+        self.served_step = 0
+        """The newest step that the whole fleet has served."""
+        self._unserved: dict[int, int] = {}
+        """Number of groups handed out, by the steps whose version is not served yet. Outlives `forget_before`."""
         self._next_order = 0
 
     # ---- the life of a task
@@ -122,11 +126,11 @@ class Ledger:
         self.counts[TaskState.PENDING] += 1
         return True
 
-    def start(self, task_id: str, served_step: int) -> int:
+    def start(self, task_id: str) -> int:
         """Start a pending task; returns which attempt this is, 1 for the first."""
         record = self._move(task_id, TaskState.PENDING, TaskState.RUNNING)
         record.attempt += 1
-        record.started_at = served_step
+        record.started_at = self.served_step
         return record.attempt
 
     def save(self, task_id: str, versions: Mapping[int, int]) -> None:
@@ -167,8 +171,20 @@ class Ledger:
         for task_id in task_ids:
             self._move(task_id, TaskState.READY, TaskState.LEASED)
         self.batches[step] = Batch(step, tuple(task_ids))
+        self.hand_out(step, len(task_ids))
         self.next_step = max(self.next_step, step + 1)
         return self.batches[step]
+
+    def hand_out(self, step: int, num_groups: int) -> None:
+        """So many groups are outstanding until `step` is served."""
+        if step >= self.served_step:
+            self._unserved[step] = num_groups
+
+    def serve(self, step: int) -> None:
+        """The whole fleet serves `step`: what was handed out for earlier ones is outstanding no more."""
+        self.served_step = max(self.served_step, step)
+        for old in [known for known in self._unserved if known < self.served_step]:
+            del self._unserved[old]
 
     def commit(self, step: int) -> bool:
         """The step has consumed its batch; False: it was committed already."""
@@ -185,6 +201,7 @@ class Ledger:
         """The step made no version: its groups are consumed, and another batch may be composed for it."""
         self.commit(step)
         del self.batches[step]
+        self._unserved.pop(step, None)
         self.next_step = max(self.batches, default=step - 1) + 1
 
     def forget_before(self, step: int) -> int:
@@ -224,15 +241,11 @@ class Ledger:
 
     # ---- questions
 
-    def num_outstanding(self, served_step: int) -> int:
-        """Groups started and not yet trained on, as seen by a fleet that serves `served_step`."""
-        return self.counts[TaskState.RUNNING] + self.num_held(served_step)
-
-    def num_held(self, served_step: int) -> int:
-        """Groups made and not yet trained on: being saved, ready, or handed out for a step that is not served yet."""
-        unserved = range(served_step, self.next_step)
-        handed_out = sum(len(self.batches[step].task_ids) for step in unserved if step in self.batches)
-        return self.counts[TaskState.SAVING] + self.counts[TaskState.READY] + handed_out
+    @property
+    def num_outstanding(self) -> int:
+        """Groups started and not yet trained on: running, made, or handed out for a step that is not served yet."""
+        made = self.counts[TaskState.SAVING] + self.counts[TaskState.READY]
+        return self.counts[TaskState.RUNNING] + made + sum(self._unserved.values())
 
     @property
     def num_open(self) -> int:

@@ -7,6 +7,7 @@ test can check the stamps.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,8 @@ class ModelServer:
     version: int | None = None
     """The step that it serves; None: nothing yet."""
     is_up: bool = True
-    running: set["asyncio.Future[bool]"] = field(default_factory=set)
-    """One per request; its result says whether the piece came to its end."""
+    running: dict["asyncio.Future[bool]", None] = field(default_factory=dict)
+    """One per request, oldest first; its result says whether the piece came to its end."""
 
     @property
     def is_ready(self) -> bool:
@@ -146,12 +147,12 @@ class ModelFleet:
         version, began, made = server.version, self._loop.time(), len(response.output_tokens)
         piece: asyncio.Future[bool] = self._loop.create_future()
         timer = self._loop.call_later((length - made) / self._tokens_per_s, _finish, piece)
-        server.running.add(piece)
+        server.running[piece] = None
         try:
             is_done = await piece
         finally:
             timer.cancel()
-            server.running.discard(piece)
+            del server.running[piece]
         count = length - made if is_done else min(length - made, int((self._loop.time() - began) * self._tokens_per_s))
         response.output_tokens += [token_of(version, made + index) for index in range(count)]
         response.output_logprobs += [-1.0] * count
@@ -172,8 +173,20 @@ class ModelWorkflow(RolloutWorkflow):
 
     def __init__(self, score: Callable[[dict[str, Any]], Any]) -> None:
         self._score = score
+        self.running: Counter[str] = Counter()
+        """Samples that run now, by the row's `row`."""
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+        row = str(data["row"])
+        self.running[row] += 1
+        try:
+            return await self._episode(engine, data)
+        finally:
+            self.running[row] -= 1
+            if not self.running[row]:
+                del self.running[row]
+
+    async def _episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         if data.get("is_poison"):
             raise ValueError("a poison prompt")
         response = await engine.agenerate(ModelRequest(input_ids=[0], metadata=data))

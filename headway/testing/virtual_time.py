@@ -11,10 +11,14 @@ Only for code without threads and sockets: what comes from outside the loop is n
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def _nothing() -> None:
+    """No check."""
 
 
 class Deadlock(RuntimeError):
@@ -27,8 +31,10 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self) -> None:
         self._inner = selectors.DefaultSelector()
         self.now = 0.0
+        self.on_turn: Callable[[], None] = _nothing
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.on_turn()
         if timeout is None:
             raise Deadlock("nothing is ready and no timer runs")
         self.now += max(0.0, timeout)
@@ -60,6 +66,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def call_every_turn(self, check: Callable[[], None]) -> None:
+        """Call `check` after every turn: all callbacks that were ready have run. What it raises ends the run."""
+        self._jumping.on_turn = check
+
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time.
@@ -83,6 +93,7 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _cancel_all(loop: VirtualLoop) -> None:
+    loop.call_every_turn(_nothing)
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -175,7 +175,6 @@ class RolloutController:
         self._fetching = asyncio.Lock()
         self._inputs: dict[str, TaskInput] = {}
         self._records: dict[int, StepRecord] = {}
-        self._skipped: set[int] = set()
         self._wanted_since: dict[int, float] = {}
         """When the batch of a step was first asked for; an interrupted call asks again."""
         self._is_fresh_for = 0
@@ -186,6 +185,7 @@ class RolloutController:
         """An empty account, an untouched budget."""
         settings = self.settings
         self.ledger = Ledger(settings.max_attempts)
+        self.ledger.serve(max(0, self.served))
         self.budget = StalenessManager(self, settings.max_concurrent, settings.batch_size, settings.eta)
         self.dispatcher: BatchTaskDispatcher[TaskInput, RolloutEnd] = BatchTaskDispatcher(
             settings.queue_size, self._start, self.budget, _is_accepted
@@ -196,7 +196,7 @@ class RolloutController:
 
     def get_version(self) -> int:
         """The step that counts for the budget: batches of earlier steps are outstanding no more."""
-        return max(0, self.served)
+        return self.ledger.served_step
 
     # ---- life
 
@@ -222,6 +222,7 @@ class RolloutController:
                 self.ledger.restore_batch(step.step, step.task_ids, step.is_committed)
             else:
                 self.forgotten_before = max(self.forgotten_before, step.step + 1)
+                self.ledger.hand_out(step.step, step.summary["num_groups"])
             self.ledger.next_step = max(self.ledger.next_step, step.step + 1)
         for group in recovered.ready:
             self.ledger.restore_ready(group.task_id, group.attempt, group.versions, group.started_at)
@@ -354,7 +355,6 @@ class RolloutController:
         self._collecting.cancel()
         self._inputs.clear()
         self._records.clear()
-        self._skipped.clear()
         self.history.clear()
         self.timing, self.num_outcomes, self.forgotten_before = Timing(), Counter(), 0
         self._start_over()
@@ -431,14 +431,14 @@ class RolloutController:
 
     async def _skip(self, step: int) -> None:
         self.ledger.skip(step)
-        self._skipped.add(step)
         del self._records[step]
         self._on_change()
         await self._write(lambda store: store.skip(step))
 
     def _check_known_commit(self, step: int, is_skip: bool) -> None:
         """A commit that comes again is fine; one for a batch that never was is not."""
-        if step not in self._skipped if is_skip else step >= self.forgotten_before:
+        is_known = step <= self.ledger.next_step if is_skip else step < self.forgotten_before
+        if not is_known:
             raise NotFound(f"no batch was handed out for step {step}")
 
     def _remember(self, record: StepRecord) -> None:
@@ -448,7 +448,7 @@ class RolloutController:
     # ---- rollouts
 
     def _start(self, task: TaskInput) -> Callable[[], Any]:
-        attempt = self.ledger.start(task.task_id, self.get_version())
+        attempt = self.ledger.start(task.task_id)
         return partial(self._training.run, task, attempt)
 
     async def _collect(self, dispatcher: BatchTaskDispatcher[TaskInput, RolloutEnd]) -> None:
@@ -517,7 +517,7 @@ class RolloutController:
 
     def _on_change(self) -> None:
         """Count the budget anew, and wake whoever waits for a batch or for capacity."""
-        self.budget.rebase(self.ledger.num_outstanding(self.get_version()))
+        self.budget.rebase(self.ledger.num_outstanding)
         if not self._changed.done():
             self._changed.set_result(None)
         self._changed = self._loop.create_future()
@@ -533,6 +533,7 @@ class RolloutController:
         while True:
             await self.fleet.wait_for_step(self.served + 1)
             self.served = max(self.served + 1, self.fleet.served_step or 0)
+            self.ledger.serve(self.served)
             self.dispatcher.resume()
             self._on_change()
 

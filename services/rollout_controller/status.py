@@ -243,7 +243,7 @@ def staleness_status(controller: RolloutController) -> StalenessStatus:
         eta=settings.eta,
         batch_size=settings.batch_size,
         served_step=controller.served,
-        outstanding=controller.ledger.num_outstanding(controller.get_version()),
+        outstanding=controller.ledger.num_outstanding,
         limit=budget.get_pending_limit(),
         max_concurrent=settings.max_concurrent,
         capacity=max(0, budget.get_capacity()),

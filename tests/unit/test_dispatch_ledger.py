@@ -33,6 +33,7 @@ class Account(RuleBasedStateMachine):
         self.model: dict[str, TaskState] = {}
         self.attempts: Counter[str] = Counter()
         self.leased: dict[int, tuple[str, ...]] = {}
+        self.handed_out: dict[int, int] = {}
         self.step = self.served = 0
 
     @rule(target=pending, row=st.integers(0, 40))
@@ -48,7 +49,7 @@ class Account(RuleBasedStateMachine):
     @rule(target=running, name=consumes(pending))
     def start(self, name: str) -> str:
         self.attempts[name] += 1
-        assert self.ledger.start(name, self.step) == self.attempts[name]
+        assert self.ledger.start(name) == self.attempts[name]
         self.model[name] = TaskState.RUNNING
         return name
 
@@ -90,6 +91,7 @@ class Account(RuleBasedStateMachine):
         names = tuple(name for name, state in self.model.items() if state is TaskState.READY)[:count]
         self.ledger.lease(self.step, names)
         self.leased[self.step] = names
+        self.handed_out[self.step] = len(names)
         self.model |= dict.fromkeys(names, TaskState.LEASED)
         self.step += 1
 
@@ -99,6 +101,7 @@ class Account(RuleBasedStateMachine):
         step = data.draw(st.sampled_from(sorted(self.leased)))
         if is_skip:
             self.ledger.skip(step)
+            del self.handed_out[step]
         else:
             assert self.ledger.commit(step)
             assert not self.ledger.commit(step)
@@ -112,6 +115,7 @@ class Account(RuleBasedStateMachine):
     @rule(step=st.integers(0, 10))
     def serve(self, step: int) -> None:
         self.served = max(self.served, step)
+        self.ledger.serve(step)
 
     @invariant()
     def the_account_is_true(self) -> None:
@@ -120,9 +124,9 @@ class Account(RuleBasedStateMachine):
         self.ledger.check()
         assert Counter(self.model.values()) == +self.ledger.counts
         assert self.ledger.num_submitted == len(self.model)
-        made = sum(state in (TaskState.SAVING, TaskState.READY) for state in self.model.values())
-        unserved = sum(len(names) for step, names in self.leased.items() if step >= self.served)
-        assert self.ledger.num_held(self.served) >= made + unserved
+        out = sum(state in (TaskState.RUNNING, TaskState.SAVING, TaskState.READY) for state in self.model.values())
+        unserved = sum(count for step, count in self.handed_out.items() if step >= self.served)
+        assert self.ledger.num_outstanding == out + unserved
 
 
 ENDED = (TaskState.CONSUMED, TaskState.REJECTED, TaskState.QUARANTINED)
@@ -137,19 +141,22 @@ def ready_ledger(count: int) -> Ledger:
     return ledger
 
 
-def test_a_batch_is_outstanding_until_its_version_is_served_even_when_committed() -> None:
+def test_a_batch_is_outstanding_until_its_version_is_served_even_when_committed_and_forgotten() -> None:
     ledger = ready_ledger(5)
+    ledger.serve(7)
     ledger.lease(7, ["0/0", "0/1"])
     ledger.commit(7)
-    assert ledger.num_outstanding(served_step=7) == 5
-    assert ledger.num_outstanding(served_step=8) == 3
+    ledger.forget_before(8)
+    assert ledger.num_outstanding == 5
+    ledger.serve(8)
+    assert ledger.num_outstanding == 3
 
 
 def test_a_skipped_batch_is_outstanding_no_more() -> None:
     ledger = ready_ledger(5)
     ledger.lease(7, ["0/0", "0/1"])
     ledger.skip(7)
-    assert ledger.num_outstanding(served_step=7) == 3
+    assert ledger.num_outstanding == 3
     assert ledger.next_step == 7
 
 
@@ -166,7 +173,7 @@ def test_a_task_that_failed_before_a_restart_has_fewer_attempts_left() -> None:
     ledger = Ledger()
     ledger.submit("0/0")
     ledger.restore_failure(Failure("0/0", 2, Outcome.WORKFLOW_ERROR, "it killed the process"))
-    ledger.start("0/0", 0)
+    ledger.start("0/0")
     assert not ledger.fail("0/0", Outcome.WORKFLOW_ERROR)
     assert len(ledger.quarantined["0/0"]) == 2
 
@@ -175,7 +182,7 @@ def test_examples_of_failures_are_bounded_and_short() -> None:
     ledger = Ledger(max_attempts=10**6)
     ledger.submit("0/0")
     for number in range(100):
-        ledger.start("0/0", 0)
+        ledger.start("0/0")
         ledger.fail("0/0", Outcome.REWARD_ERROR, f"{number} " * 1000)
     examples = ledger.examples[Outcome.REWARD_ERROR]
     assert [failure.attempt for failure in examples] == [96, 97, 98, 99, 100]

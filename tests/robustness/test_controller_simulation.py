@@ -1,0 +1,193 @@
+"""The real controller in virtual time, among servers that get lost, trainers that are replaced, and kills with writes
+in flight.
+
+A failure names its seed; `HEADWAY_SEEDS=4711 pytest tests/robustness/test_controller_simulation.py` runs that one
+again. What is checked, and when, is in `headway/testing/invariants.py`.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from headway.core.selection import StalenessPolicy
+from headway.runtime.supervisor import Supervisor
+from headway.runtime.waits import Waits
+from headway.testing.invariants import Broken, Findings
+from headway.testing.scenario import Fault, Scenario
+from headway.testing.simulation import Simulation
+from services.rollout_controller.controller import RolloutController, Settings
+from services.rollout_controller.journal import JournalStore
+from services.rollout_controller.rollouts import GroupRunner, TaskInput
+
+T = TypeVar("T")
+
+
+class SimulatedDisk:
+    """The real store in memory; a write takes `latency_s`; a kill comes before it, or before its acknowledgement."""
+
+    def __init__(self, latency_s: float) -> None:
+        self.store = JournalStore(":memory:")
+        self.latency_s = latency_s
+        self.journal = SimulatedJournal(self)
+
+    def open(self) -> "SimulatedJournal":
+        self.journal = SimulatedJournal(self)
+        return self.journal
+
+    def kill(self, writes_first: bool) -> None:
+        self.journal.kill(writes_first)
+
+    def known(self, task_ids: Sequence[str]) -> set[str]:
+        return self.store.known(task_ids)
+
+
+class SimulatedJournal:
+    """What `Journal` does with a thread, in the loop's own time: writes in order, several to a transaction."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self._disk = disk
+        self._queued: list[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = []
+        self._is_killed = False
+
+    def write(self, operation: Callable[[JournalStore], T]) -> "asyncio.Future[T]":
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        if not self._queued:
+            loop.call_later(self._disk.latency_s, self._flush)
+        self._queued.append((operation, future))
+        return future
+
+    async def payloads(self, step: int) -> AsyncIterator[tuple[bytes, dict[int, int]]]:
+        for record_id in await self.write(lambda store: store.ids_of(step)):
+            yield self._disk.store.payload(record_id)
+
+    def kill(self, writes_first: bool) -> None:
+        if writes_first:
+            self._write_queued()
+        self._is_killed = True
+        self._queued = []
+
+    def _flush(self) -> None:
+        if self._is_killed:
+            return
+        for future, result in self._write_queued():
+            if not future.done():
+                future.set_result(result)
+
+    def _write_queued(self) -> list[tuple["asyncio.Future[Any]", Any]]:
+        queued, self._queued = self._queued, []
+        with self._disk.store.transaction():
+            return [(future, operation(self._disk.store)) for operation, future in queued]
+
+
+class RealController:
+    """Makes the service's own controller for a simulation."""
+
+    def make_disk(self, simulation: Simulation) -> SimulatedDisk:
+        return SimulatedDisk(simulation.scenario.journal_s)
+
+    def make_controller(self, simulation: Simulation, supervisor: Supervisor) -> RolloutController:
+        scenario = simulation.scenario
+        settings = Settings(
+            scenario.batch_size,
+            scenario.eta,
+            scenario.max_concurrent,
+            queue_size=16 * scenario.max_concurrent,
+            policy=StalenessPolicy(scenario.policy),
+        )
+        runner = GroupRunner(simulation.workflow, simulation.fleet, scenario.num_samples)
+        waits, journal = Waits(simulation.now), simulation.disk.open()
+        fleet = simulation.fleet
+        return RolloutController(settings, journal, fleet, runner, lambda _: runner, supervisor, waits, simulation.now)
+
+    def make_task(self, task_id: str, data_json: bytes) -> TaskInput:
+        return TaskInput(task_id, data_json)
+
+
+def simulate(scenario: Scenario) -> Findings:
+    return Simulation(scenario, RealController()).run()
+
+
+def seeds(count: int) -> list[int]:
+    """Those asked for, or the first few."""
+    return [int(seed) for seed in os.environ.get("HEADWAY_SEEDS", "").split(",") if seed] or list(range(count))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Thousands of expected failures are no news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_whatever_a_seed_brings_the_invariants_hold() -> None:
+    for seed in seeds(40):
+        simulate(Scenario.of(seed))
+
+
+@pytest.mark.slow
+def test_a_thousand_seeds_hold_the_invariants() -> None:
+    for seed in seeds(1000):
+        simulate(Scenario.of(seed))
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    for seed in seeds(8):
+        assert simulate(Scenario.of(seed)) == simulate(Scenario.of(seed))
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_eta_0_is_exactly_synchronous(policy: StalenessPolicy) -> None:
+    findings = simulate(Scenario(seed=1, eta=0, policy=policy, sigma=1.2))
+    assert (findings.num_steps, findings.oldest, findings.num_masked_tokens, findings.num_discarded) == (10, 0, 0, 0)
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+@pytest.mark.parametrize("eta", [1, 2])
+def test_what_each_policy_does_with_heavy_tailed_lengths(policy: StalenessPolicy, eta: int) -> None:
+    """Some rollouts take many steps. That is where the policies differ."""
+    findings = simulate(
+        Scenario(
+            seed=5, eta=eta, policy=policy, sigma=1.2, num_steps=40, max_tokens=2000, train_s=0.2, max_concurrent=100
+        )
+    )
+    assert findings.num_steps == 40
+    assert (findings.oldest > eta) == (policy is StalenessPolicy.ALLOW)
+    assert (findings.num_masked_tokens > 0) == (policy is StalenessPolicy.MASK)
+    assert (findings.num_discarded > 0) == (policy is StalenessPolicy.DISCARD)
+
+
+def test_a_poison_prompt_costs_the_others_less_than_a_tenth() -> None:
+    calm = simulate(Scenario(seed=3, num_steps=40))
+    poisoned = simulate(Scenario(seed=3, num_steps=40, poison_every=7))
+    assert poisoned.num_quarantined > 10
+    assert poisoned.seconds < 1.1 * calm.seconds
+
+
+def test_after_a_killed_trainer_the_next_one_gets_the_same_batches_again() -> None:
+    crash = Fault(at_s=8.0, kind="trainer", down_s=1.0)
+    findings = simulate(Scenario(seed=2, num_steps=20, checkpoint_every=8, faults=(crash,)))
+    assert findings.num_steps == 20
+    assert findings.num_replayed > 0
+
+
+def test_a_planted_fault_is_found() -> None:
+    """The simulation can see what it is there to see: a broken promise raises, with its seed."""
+
+    class Forgetful(SimulatedDisk):
+        def kill(self, writes_first: bool) -> None:
+            super().kill(writes_first)
+            self.store.clear()
+
+    class WithForgetfulDisk(RealController):
+        def make_disk(self, simulation: Simulation) -> SimulatedDisk:
+            return Forgetful(simulation.scenario.journal_s)
+
+    kill = Fault(at_s=5.0, kind="controller", down_s=1.0)
+    with pytest.raises(Broken, match=r"seed 1: .*I1"):
+        Simulation(Scenario(seed=1, eta=3, faults=(kill,)), WithForgetfulDisk()).run()
