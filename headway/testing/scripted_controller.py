@@ -31,7 +31,7 @@ MakeGroup = Callable[[str, int], Group]
 
 @dataclass(frozen=True)
 class Committed:
-    """One commit that took effect."""
+    """One commit."""
 
     step: int
     version: PolicyVersion
@@ -51,6 +51,7 @@ class ScriptedController(RolloutControllerServicer):
     pending: dict[str, None] = field(default_factory=dict)
     batches: dict[int, list[Group]] = field(default_factory=dict)
     consumed: list[str] = field(default_factory=list)
+    committed: set[int] = field(default_factory=set)
     commits: list[Committed] = field(default_factory=list)
     begins: list[tuple[int, int, bool]] = field(default_factory=list)
     """(fencing token, step, is_fresh)"""
@@ -89,7 +90,7 @@ class ScriptedController(RolloutControllerServicer):
             self.fencing_token = request.fencing_token
             self.begins.append((request.fencing_token, request.step, request.is_fresh))
             if request.is_fresh:
-                self.tasks, self.pending, self.batches, self.consumed = {}, {}, {}, []
+                self.tasks, self.pending, self.batches, self.consumed, self.committed = {}, {}, {}, [], set()
             self.changed.notify_all()
         return pb.BeginReply()
 
@@ -129,9 +130,12 @@ class ScriptedController(RolloutControllerServicer):
         version = version_from_wire(request.version)
         async with self.changed:
             self.commits.append(Committed(request.step, version, dict(request.stats)))
-            self.consumed += [group.task_id for group in self.batches[request.step]]
+            if request.step not in self.committed:
+                self.consumed += [group.task_id for group in self.batches[request.step]]
+                self.committed.add(request.step)
             if version.step == request.step:
                 del self.batches[request.step]
+                self.committed.discard(request.step)
             self.changed.notify_all()
         return pb.CommitReply(versions_in_use=[version_to_wire(used) for used in self.versions_in_use])
 

@@ -18,6 +18,8 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 
 OFFICE = "leader/trainer"
+LEASE_S = 10.0
+"""A leader that is silent for so long is succeeded."""
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +34,7 @@ class Office:
 @asynccontextmanager
 async def leading(names: NameClient, candidate: str, waits: Waits, supervisor: Supervisor) -> AsyncIterator[Office]:
     """Wait to be elected; the block runs as the leader. Losing the office ends the supervisor with StaleVersion."""
-    campaign = names.campaign(OFFICE, candidate)
+    campaign = names.campaign(OFFICE, candidate, ttl_s=LEASE_S)
     with waits.waiting_for("leadership: another trainer leads"):
         leadership = await campaign.__aenter__()
     try:

@@ -104,6 +104,8 @@ class Progress:
     trained_s: float = 0.0
     is_consuming: bool = False
     """The batch of the step in hand is booked as consumed."""
+    checkpointed: PolicyVersion | None = None
+    """The version of the last checkpoint."""
     stop_reason: str | None = None
     saves: "list[asyncio.Future[Path]]" = field(default_factory=list)
 
@@ -194,6 +196,7 @@ class TrainLoop:
         await self._parts.ranks.call("restore", checkpoint.path, record.version.step)
         self.feeder.restore(record.tasks)
         self.progress.parent = record.version
+        self.progress.checkpointed = self.progress.version if record.version.step == self.total_steps else None
         self.progress.num_skipped = record.num_skipped_steps
         self.progress.num_samples = record.num_samples
         self.progress.trained_s = record.trained_s
@@ -211,7 +214,7 @@ class TrainLoop:
         reason = self.progress.stop_reason
         if reason is not None:
             log.info("stops at step %d: %s", self.progress.version.step, reason)
-        if reason is not None and self.is_recoverable:
+        if self.is_recoverable and self.progress.checkpointed != self.progress.version:
             await self._checkpoint()
         if reason is None:
             await self._export()
@@ -357,6 +360,7 @@ class TrainLoop:
             await self._parts.ranks.call("save", aside)
             path = await asyncio.to_thread(store.complete, aside, record)
             await self._parts.controller.forget_before(progress.version.step)
+        progress.checkpointed = progress.version
         return path
 
     async def _export(self) -> None:

@@ -1,7 +1,11 @@
 """What the trainer's tests run it against: a real name-resolve, a scripted rollout controller, a very small model."""
 
+import asyncio
 import json
+import os
 import shutil
+import signal
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -92,3 +96,83 @@ async def stage(
         async with NameClient(address, config.run_name) as names, serve(controller) as controller_address:
             await names.register("services/rollout-controller/0", controller_address)
             yield Stage(config, config_file, address, controller, names)
+
+
+@dataclass
+class TrainerProcess:
+    """A trainer that was forked."""
+
+    pid: int
+    ended: asyncio.Future[int]
+    """Its exit code; minus the signal that killed it."""
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
+class Zygote:
+    """Starts trainers as processes of their own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._forked: asyncio.Queue[int] = asyncio.Queue()
+        self._running: dict[int, asyncio.Future[int]] = {}
+
+    async def start(
+        self,
+        trial: Stage,
+        at: str = "",
+        occurrence: int = 1,
+        hit: signal.Signals = signal.SIGKILL,
+        instance: str = "0",
+        lease_s: float = 10.0,
+    ) -> TrainerProcess:
+        """Fork a trainer that sends itself `hit` at a point of its timeline; see `trainer_zygote`."""
+        order = {
+            "config": str(trial.config_file),
+            "name_resolve": trial.name_resolve,
+            "instance": instance,
+            "at": at,
+            "occurrence": occurrence,
+            "signal": int(hit),
+            "lease_s": lease_s,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        pid = await self._forked.get()
+        return TrainerProcess(pid, self._running[pid])
+
+    async def listen(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            told = json.loads(line)
+            if "status" in told:
+                self._running[told["pid"]].set_result(told["status"])
+            else:
+                self._running[told["pid"]] = asyncio.get_running_loop().create_future()
+                self._forked.put_nowait(told["pid"])
+
+
+@asynccontextmanager
+async def zygote(log: Path) -> AsyncIterator[Zygote]:
+    """A process that forks trainers; what they log goes to a file. None outlives the block."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    with log.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(Path(__file__).with_name("trainer_zygote.py")),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            cwd=ROOT,
+        )
+        forks = Zygote(process)
+        listening = asyncio.create_task(forks.listen())
+        try:
+            yield forks
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            await process.wait()
+            await listening
