@@ -36,7 +36,7 @@ from headway.errors import InvalidInput
 from services.trainer import lora
 from services.trainer.distributed import Ranks, default_device, place
 from services.trainer.layout import MicroBatch
-from services.trainer.model import Policy, load_policy
+from services.trainer.model import Policy, has_dropout, load_policy
 from services.trainer.optimization import Optimization
 from services.trainer.plan import MiniBatch, Planner
 
@@ -70,6 +70,7 @@ class TrainEngine:
         self.version = 0
         """Step of the weights held; the loop sets it."""
         self._policy = self._load_policy(config)
+        self._has_dropout = has_dropout(self._policy.lm)
         self._ref: Policy | None = None
         self._ref_is_base = self.config.kl_ctl > 0 and self._shares_base(config)
         if self.config.kl_ctl > 0 and not self._ref_is_base:
@@ -105,15 +106,34 @@ class TrainEngine:
 
     @property
     def needs_prox_logp(self) -> bool:
-        """Whether the update wants log-probs of the policy at the start of the step."""
-        if self.config.use_decoupled_loss:
-            return self.config.prox_logp_method != "loglinear"
-        return self.config.recompute_logprob
+        """Whether `ppo_update` wants a batch with `prox_logp`."""
+        if not self.config.use_decoupled_loss:
+            return self.config.recompute_logprob
+        if self.config.prox_logp_method == "loglinear":
+            return False
+        return self.config.ppo_n_minibatches > 1 or not self._first_is_proximal
+
+    @property
+    def _first_is_proximal(self) -> bool:
+        """Whether the first mini-batch's own forward pass says what its proximal log-probs are.
+
+        It runs under the policy at the start of the step: a pass of its own would give the same numbers. Not so where
+        they are needed earlier (M2PO, the KL penalty of plain PPO), or where dropout makes two passes differ.
+        """
+        return self.config.use_decoupled_loss and self.config.m2_threshold is None and not self._has_dropout
 
     def compute_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the current policy, 0 where `loss_mask` is false. Collective."""
         micro_batches = [m for minibatch in self._minibatches(batch) for m in minibatch.micro_batches]
         return self._score(self._policy, micro_batches, batch)
+
+    def compute_prox_logp(self, batch: SampleBatch) -> Tensor:
+        """[T] float32 log-probs under the policy at the start of the step, as `ppo_update` needs them. Collective.
+
+        Those of the first mini-batch are 0 where its own forward pass gives them.
+        """
+        minibatches = self._minibatches(batch)[1 if self._first_is_proximal else 0 :]
+        return self._score(self._policy, [m for part in minibatches for m in part.micro_batches], batch)
 
     def compute_ref_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the reference model, 0 where `loss_mask` is false. Collective."""
@@ -132,12 +152,18 @@ class TrainEngine:
     def ppo_update(self, batch: SampleBatch) -> UpdateResult:
         """Take one optimizer step per mini-batch. Collective.
 
-        The batch has advantages, and `prox_logp` where `needs_prox_logp` says so.
+        The batch has advantages, and `prox_logp` (by `compute_prox_logp`) where `needs_prox_logp` says so.
+
+        Raises:
+            ValueError: One of them is missing.
         """
+        if batch.prox_logp is None and self.needs_prox_logp:
+            raise ValueError("the batch has no prox_logp: call compute_prox_logp first")
         optimization = self._require_optimization()
         statistics, results = TokenStatistics(), []
-        for minibatch in self._minibatches(batch):
-            results.append(self._update(minibatch, batch, statistics, optimization))
+        for number, minibatch in enumerate(self._minibatches(batch)):
+            known = batch.with_(prox_logp=None) if number == 0 and self._first_is_proximal else batch
+            results.append(self._update(minibatch, known, statistics, optimization))
         self._plan = None
         update = statistics.result(self.ranks.reduce)
         update |= effective_sample_size(update)
@@ -325,12 +351,11 @@ class TrainEngine:
         where, device = micro_batch.tokens, self.ranks.device
         behaviour = old_logp(batch, self.config)[where].to(device)
         prox = behaviour
-        if self.config.use_decoupled_loss:
-            if batch.prox_logp is not None:
-                prox = batch.prox_logp[where].to(device)
-            else:
-                versions = batch.versions[where].to(device)
-                prox = approximations(logp, behaviour, versions, self.version)["loglinear"]
+        if self.config.use_decoupled_loss and self.config.prox_logp_method == "loglinear":
+            versions = batch.versions[where].to(device)
+            prox = approximations(logp, behaviour, versions, self.version)["loglinear"]
+        elif self.config.use_decoupled_loss:
+            prox = logp.detach() if batch.prox_logp is None else batch.prox_logp[where].to(device)
         return PolicyTokens(
             behaviour_logp=behaviour,
             prox_logp=prox,

@@ -80,6 +80,14 @@ def disable_dropout(lm: nn.Module) -> None:
             module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
+def has_dropout(lm: nn.Module) -> bool:
+    """Whether a forward pass in training mode is random."""
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0) or bool(getattr(module, "attention_dropout", 0))
+        for module in lm.modules()
+    )
+
+
 def _checkpoint_activations(lm: Any) -> None:
     """Recompute each layer in the backward pass; transformers renamed the switch in version 5."""
     enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable

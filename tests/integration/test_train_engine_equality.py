@@ -36,6 +36,9 @@ LAYOUTS: list[dict[str, Any]] = [
     {"gradient_checkpointing": True},
 ]
 
+FROM_BEHAVIOUR = {"use_decoupled_loss": False, "recompute_logprob": False}
+"""Ratios against the log-probs that came with the samples: far from 1, unlike those of a first mini-batch."""
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -81,7 +84,8 @@ def test_loss_and_gradient_do_not_depend_on_the_layout(model: Path, layout: dict
 def test_the_gradient_is_that_of_the_loss_over_one_plain_padded_batch(model: Path) -> None:
     """The reference pads, takes full logits, and sums the loss over the mask by itself."""
     engine = make_engine(model)
-    batch = prepared(engine, make_batch())
+    batch = make_batch()
+    batch = engine.compute_advantages(batch.with_(prox_logp=engine.compute_logp(batch)))
     lm = make_engine(model, attn_impl="eager")._policy.lm
     samples = [batch.select([i]) for i in range(batch.num_samples)]
     ids = torch.nn.utils.rnn.pad_sequence([sample.input_ids for sample in samples], batch_first=True)
@@ -104,15 +108,16 @@ def test_the_gradient_is_that_of_the_loss_over_one_plain_padded_batch(model: Pat
 
 
 @pytest.mark.parametrize("changes", [
-    {"importance_sampling_level": "sequence"},
-    {"use_sapo_loss": True, "use_decoupled_loss": False},
-    {"use_cispo_loss": True},
+    {**FROM_BEHAVIOUR, "importance_sampling_level": "sequence"},
+    {**FROM_BEHAVIOUR, "use_sapo_loss": True},
+    {**FROM_BEHAVIOUR, "use_cispo_loss": True},
+    {**FROM_BEHAVIOUR, "c_clip": 1.1},
     {"m2_threshold": 0.05},
     {"behave_imp_weight_mode": "sequence_mask", "behave_imp_weight_cap": 1.1},
     {"prox_logp_method": "loglinear"},
     {"prox_logp_method": "metrics"},
     {"use_decoupled_loss": False},
-    {"use_decoupled_loss": False, "recompute_logprob": False},
+    {"ppo_n_minibatches": 3},
 ])  # fmt: skip
 def test_every_variant_is_independent_of_micro_batches(model: Path, changes: dict[str, Any]) -> None:
     batch = make_batch(3)
@@ -120,6 +125,33 @@ def test_every_variant_is_independent_of_micro_batches(model: Path, changes: dic
     found = gradient(cut, batch)
     assert_same(found, gradient(whole, batch))
     assert any(value.abs().max() > 0 for value in found.values())
+
+
+def test_the_first_minibatch_needs_no_pass_of_its_own_for_proximal_logprobs(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, adam = make_batch(), {"type": "adam", "lr": 1e-2, "eps": 1e-2}
+    saved, whole = (make_engine(model, ppo_n_minibatches=3, optimizer=adam) for _ in range(2))
+    first = torch.isin(batch.sample_ids, torch.tensor(saved._minibatches(batch)[0].samples))
+    logp, found = saved.compute_logp(batch), saved.compute_prox_logp(batch)
+    assert found[first].count_nonzero() == 0
+    assert torch.equal(found[~first], logp[~first])
+    monkeypatch.setattr(type(whole), "_first_is_proximal", False)
+    assert torch.equal(whole.compute_prox_logp(batch), logp)
+    whole.ppo_update(whole.compute_advantages(batch.with_(prox_logp=logp)))
+    monkeypatch.undo()
+    saved.ppo_update(prepared(saved, batch))
+    assert_same(saved.full_state_dict(), whole.full_state_dict())
+    assert not make_engine(model).needs_prox_logp
+    assert make_engine(model, m2_threshold=0.1).needs_prox_logp
+
+
+def test_an_update_without_what_it_needs_is_refused(model: Path) -> None:
+    engine = make_engine(model, ppo_n_minibatches=2)
+    with pytest.raises(ValueError, match="prox_logp"):
+        engine.ppo_update(compute_advantages(make_batch(), engine.config))
+    with pytest.raises(ValueError, match="advantages"):
+        engine.ppo_update(make_batch().with_(prox_logp=engine.compute_prox_logp(make_batch())))
 
 
 def test_statistics_do_not_depend_on_micro_batches(model: Path) -> None:

@@ -21,11 +21,12 @@ from services.trainer.engine import TrainEngine
 ADAM = {"type": "adam", "lr": 1e-2, "eps": 1e-2, "gradient_clipping": 0.5}
 """With a large epsilon: otherwise Adam makes a full step of the rounding of a gradient that is nearly 0."""
 D2, T2 = "sglang:d1+d2", "sglang:d1+t2"
+FROM_BEHAVIOUR = {"use_decoupled_loss": False, "recompute_logprob": False}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "data": {"allocation": D2},
     "data, small micro-batches": {"allocation": D2, "mb_spec": {"max_tokens_per_mb": 40}},
     "data, four optimizer steps": {"allocation": D2, "ppo_n_minibatches": 4, "optimizer": ADAM},
-    "data, sequence ratio": {"allocation": D2, "importance_sampling_level": "sequence"},
+    "data, sequence ratio": {"allocation": D2, "importance_sampling_level": "sequence", **FROM_BEHAVIOUR},
     "data, m2po": {"allocation": D2, "m2_threshold": 0.05},
     "data, checkpointing": {"allocation": D2, "gradient_checkpointing": True},
     "data, padded": {"allocation": D2, "attn_impl": "eager"},
@@ -56,9 +57,10 @@ def build(folder: Path, scenario: dict[str, Any], *, is_alone: bool) -> TrainEng
 
 def one_step(engine: TrainEngine, num_groups: int = 5) -> dict[str, Any]:
     batch = prepared(engine, make_batch(num_groups=num_groups))
+    logp = engine.compute_logp(batch)
     result = engine.ppo_update(batch)
     return {
-        "logp": batch.prox_logp, "stats": result.stats, "applied": result.applied, "weights": engine.full_state_dict(),
+        "logp": logp, "stats": result.stats, "applied": result.applied, "weights": engine.full_state_dict(),
     }  # fmt: skip
 
 

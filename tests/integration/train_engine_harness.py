@@ -89,7 +89,7 @@ def prepared(engine: TrainEngine, batch: SampleBatch) -> SampleBatch:
     """The batch with everything that an update wants."""
     engine.version = 3
     if engine.needs_prox_logp:
-        batch = batch.with_(prox_logp=engine.compute_logp(batch))
+        batch = batch.with_(prox_logp=engine.compute_prox_logp(batch))
     if engine.has_ref:
         batch = batch.with_(ref_logp=engine.compute_ref_logp(batch))
     return engine.compute_advantages(batch)
