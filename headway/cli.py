@@ -10,11 +10,14 @@ from rich.console import Console
 
 from headway.config.cli import config_app
 from headway.errors import HeadwayError
+from headway.runtime.names_cli import names_app, versions
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning for language models, run as services.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
+app.add_typer(names_app, name="names")
+app.command()(versions)
 EXIT_MISTAKE = 2
 DEFAULT_URL = "http://127.0.0.1:8470"
 
@@ -25,13 +28,17 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, overrides of
 @app.command()
 def up(file: File, overrides: Overrides = None) -> None:
     """Start everything on this machine, train to the end, write a report."""
-    from headway.config import load_experiment
+    from headway.config import read_experiment, require_runnable
     from headway.launcher.plan import Launch
     from headway.launcher.up import EXIT_INTERRUPTED, Interrupted
     from headway.launcher.up import up as run
 
     console = Console(highlight=False, soft_wrap=True)
-    launch = Launch(load_experiment(file, overrides or []), file, overrides or [])
+    experiment = read_experiment(file, overrides or [])
+    require_runnable(experiment.config)
+    for note in experiment.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    launch = Launch(experiment.config, file, overrides or [])
     try:
         asyncio.run(run(launch, console))
     except Interrupted:

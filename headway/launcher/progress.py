@@ -7,13 +7,13 @@ from typing import Any
 Json = Mapping[str, Any]
 
 
-def progress_line(status: Json, total_steps: int, trainer_phase: str) -> str:
+def progress_line(status: Json, total_steps: int, seconds_left: float | None, trainer_phase: str) -> str:
     """One line: step, reward, held-out, staleness now / bound, samples a second, time left.
 
     Example:
         >>> step = {"step": 3, "stats": {"ppo_actor/task_reward/avg": 0.5, "rollout/staleness/avg": 1.25,
-        ...         "rollout/staleness/max": 2.0, "throughput/samples_per_s": 400.0, "timing/step": 1.5}}
-        >>> progress_line({"last_step": step, "staleness": {"eta": 2}}, 10, "training")
+        ...         "rollout/staleness/max": 2.0, "throughput/samples_per_s": 400.0}}
+        >>> progress_line({"last_step": step, "staleness": {"eta": 2}}, 10, 9.0, "training")
         'step 4/10  reward 0.500  staleness avg 1.25 max 2 bound 2  400 samples/s  0:09 left  training'
     """
     step = status.get("last_step")
@@ -27,10 +27,10 @@ def progress_line(status: Json, total_steps: int, trainer_phase: str) -> str:
     parts += [
         f"staleness avg {average:.2f} max {largest:.0f} bound {status['staleness']['eta']}",
         f"{stats.get('throughput/samples_per_s', 0.0):.0f} samples/s",
-        f"{clock((total_steps - done) * stats.get('timing/step', 0.0))} left",
+        "" if seconds_left is None else f"{clock(seconds_left)} left",
         trainer_phase,
     ]
-    return "  ".join(parts)
+    return "  ".join(filter(None, parts))
 
 
 def clock(seconds: float) -> str:

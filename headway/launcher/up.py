@@ -9,20 +9,21 @@ Each line of the start-up is a service that has become ready; then one live line
 import asyncio
 import contextlib
 import signal
-import socket
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from rich.console import Console
 
 import headway
 from headway.config import save_resolved
-from headway.errors import InvalidInput, Unavailable
+from headway.errors import Unavailable
+from headway.launcher.live import LiveLine, Pace, phase_text
 from headway.launcher.plan import Launch, etcd, move_aside
+from headway.launcher.preflight import free_ports, preflight
 from headway.launcher.processes import Child, Command, Processes, processes
 from headway.launcher.progress import progress_line, summary_text
 from headway.launcher.report import write_report
@@ -31,9 +32,6 @@ from headway.runtime.grpc_client import connect
 from headway.runtime.names import NameClient
 from headway.v1 import trainer_pb2 as pb
 from headway.v1.trainer_pb2_grpc import TrainerStub
-
-if TYPE_CHECKING:
-    from headway.v1.trainer_pb2_grpc import TrainerAsyncStub
 
 READY_TIMEOUT_S = 120.0
 REFRESH_S = 0.5
@@ -53,7 +51,7 @@ async def up(launch: Launch, console: Console) -> dict[str, Any]:
         Interrupted: By a signal.
     """
     started_at = time.monotonic()
-    preflight(launch)
+    preflight(launch.config)
     for old, new in move_aside(launch.config) if launch.config.recover.mode == "disabled" else ():
         console.print(f"[dim]earlier files of this trial: {old} is now {new.name}[/dim]")
     paths = launch.config.paths
@@ -83,7 +81,7 @@ class Session:
         """Start everything, follow the training to its end; the controller's report."""
         launch, name_resolve = await self._running.guarded(self._start_foundation())
         controller, trainer, *others = [await self._running.start(one) for one in _services(launch, name_resolve)]
-        await self._running.guarded(self._all_ready([controller, trainer, *others]))
+        await self._running.guarded(self._all_ready(trainer, [controller, trainer, *others]))
         url = f"http://{self._config.services.host}:{controller.ports['http']}"
         self._console.print(f"  status: {url}/v1/status   documentation: {url}/docs")
         return await self._running.guarded(self._follow(url, trainer))
@@ -115,10 +113,25 @@ class Session:
         await child.ready(timeout_s)
         self._show_ready(child, "  ".join(f"{kind} {port}" for kind, port in child.ports.items()))
 
-    async def _all_ready(self, children: Sequence[Child]) -> None:
+    async def _all_ready(self, trainer: Child, children: Sequence[Child]) -> None:
         """Wait for all, each shown as it becomes ready. Engines wait for the first version: through the warm start."""
         timeout_s = READY_TIMEOUT_S + self._config.inference.start_timeout_s
-        await asyncio.gather(*(self._ready(child, timeout_s) for child in children))
+        showing = asyncio.ensure_future(self._show_warm_start(trainer))
+        try:
+            await asyncio.gather(*(self._ready(child, timeout_s) for child in children))
+        finally:
+            showing.cancel()
+            await asyncio.wait({showing})
+
+    async def _show_warm_start(self, trainer: Child) -> None:
+        """What the trainer does while the others wait for its first version."""
+        await trainer.is_ready.wait()
+        async with self._asking(trainer) as ask:
+            with LiveLine(self._console) as line:
+                while True:
+                    phase, _ = await ask()
+                    line.show(f"trainer: {phase}")
+                    await asyncio.sleep(REFRESH_S)
 
     def _show_ready(self, child: Child, where: str) -> None:
         elapsed_s = time.monotonic() - self._started_at
@@ -129,20 +142,36 @@ class Session:
     async def _follow(self, url: str, trainer: Child) -> dict[str, Any]:
         """Show the live line until the trainer has ended; then the controller's report."""
         ended = asyncio.ensure_future(trainer.ended())
-        channel = connect(f"{self._config.services.host}:{trainer.ports['grpc']}")
-        with LiveLine(self._console) as line:
-            while not ended.done():
-                await asyncio.wait({ended}, timeout=REFRESH_S)
-                with contextlib.suppress(Unavailable, grpc.aio.AioRpcError):
-                    line.show(await self._progress(url, TrainerStub(channel)))
-        await channel.close()
+        pace = Pace()
+        async with self._asking(trainer) as ask:
+            with LiveLine(self._console) as line:
+                while not ended.done():
+                    await asyncio.wait({ended}, timeout=REFRESH_S)
+                    with contextlib.suppress(Unavailable):
+                        status = await fetch(f"{url}/v1/status")
+                        phase, total_steps = await ask()
+                        seconds_left = pace.seconds_left(status["num_steps"], total_steps, time.monotonic())
+                        line.show(progress_line(status, total_steps, seconds_left, phase))
         return await fetch(f"{url}/v1/report")
 
-    async def _progress(self, url: str, trainer: "TrainerAsyncStub") -> str:
-        status = await fetch(f"{url}/v1/status")
-        training = await trainer.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
-        phase = pb.TrainerPhase.Name(training.phase).removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
-        return progress_line(status, training.total_steps, phase)
+    @asynccontextmanager
+    async def _asking(self, trainer: Child) -> AsyncIterator[Callable[[], Awaitable[tuple[str, int]]]]:
+        """A call that gives the trainer's phase and its number of steps; the last ones while it does not answer."""
+        channel = connect(f"{self._config.services.host}:{trainer.ports['grpc']}")
+        stub = TrainerStub(channel)
+        last = ("starting", 0)
+
+        async def ask() -> tuple[str, int]:
+            nonlocal last
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+                last = (phase_text(answer), answer.total_steps)
+            return last
+
+        try:
+            yield ask
+        finally:
+            await channel.close()
 
 
 def _services(launch: Launch, name_resolve: str) -> list[Command]:
@@ -154,67 +183,6 @@ def _services(launch: Launch, name_resolve: str) -> list[Command]:
         launch.service("reward", 0, name_resolve),
         *(launch.service("inference", number, name_resolve) for number in range(launch.config.allocation.num_servers)),
     ]
-
-
-class LiveLine:
-    """One line that is rewritten on a terminal; elsewhere a line for each change of its first two words."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status = console.status("") if console.is_terminal else None
-        self._last = ""
-
-    def __enter__(self) -> "LiveLine":
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status:
-            self._status.stop()
-            self._console.print(f"  {self._last}")
-
-    def show(self, text: str) -> None:
-        is_new = text.split()[:2] != self._last.split()[:2]
-        self._last = text
-        if self._status:
-            self._status.update(text)
-        elif is_new:
-            self._console.print(f"  {text}")
-
-
-def preflight(launch: Launch) -> None:
-    """Refuse what would fail later: a port in use, a missing model folder, no etcd.
-
-    Raises:
-        InvalidInput: With the key, and what to do.
-    """
-    config = launch.config
-    port = config.services.controller_http_port
-    if port and not _is_free(config.services.host, port):
-        raise InvalidInput(
-            f"services.controller_http_port: port {port} on {config.services.host} is in use; "
-            "end what uses it, or give another (0 takes any free one)"
-        )
-    if config.cluster.name_resolve.type == "etcd3" and not config.cluster.name_resolve.etcd3_addr:
-        etcd(Path(), 0, 0)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that are free now; for programs that cannot bind any free port by themselves."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        socket.create_server((host, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 async def _until_signal(work: Any) -> Any:

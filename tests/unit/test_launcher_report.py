@@ -106,5 +106,5 @@ def test_the_status_names_what_holds_back_and_what_is_waited_for() -> None:
 
 
 def test_before_the_first_step_the_line_shows_the_phase() -> None:
-    assert progress_line({"last_step": None}, 40, "warm start 50 %") == "step 0/40  warm start 50 %"
+    assert progress_line({"last_step": None}, 40, None, "warm start 50%") == "step 0/40  warm start 50%"
     assert clock(3599.6) == "60:00"
