@@ -11,13 +11,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed.distributed_c10d as torch_c10d
+import torch.distributed as torch_dist
+from torch.distributed import distributed_c10d
 from transformers import PreTrainedModel
 
 from headway.errors import InvalidInput, TimedOut
 from services.inference.weights import Staged, stage
 
-c10d: Any = torch_c10d
+dist: Any = torch_dist
+c10d: Any = distributed_c10d
 JOIN_TIMEOUT_S = 300.0
 NO_SESSION = "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()"
 
@@ -83,7 +85,10 @@ class WeightsGroup:
             raise InvalidInput(NO_SESSION)
         group = self._groups.get(group_name)
         if group is None:
-            raise InvalidInput(f"Failed to receive weights: the group {group_name} was not initialized")
+            raise InvalidInput(
+                f"Failed to receive weights: Group {group_name} not in {list(self._groups)}. "
+                "Please call `init_weights_update_group` first."
+            )
         empty = [torch.empty(shape, dtype=_dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
         receive = _receive_bucket if load_format == "flattened_bucket" else _receive_each
         tensors = await asyncio.to_thread(receive, group, [tensor.to(self._model.device) for tensor in empty])
@@ -96,8 +101,8 @@ def _connect(address: str, port: int, rank: int, world_size: int, name: str, bac
         raise InvalidInput(f"backend {backend} is not available here; use gloo on CPU")
     timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     try:
-        store = c10d.TCPStore(address, port, world_size, False, timeout)
-        prefixed = c10d.PrefixStore(name, store)
+        store = dist.TCPStore(address, port, world_size, False, timeout)
+        prefixed = dist.PrefixStore(name, store)
         group, _ = c10d._new_process_group_helper(
             world_size, rank, [], c10d.Backend(backend), prefixed, group_name=name, timeout=timeout
         )

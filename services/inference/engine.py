@@ -227,6 +227,7 @@ class Engine:
     def _step(self) -> None:
         self._finish_aborted()
         self.scheduler.admit(self.label)
+        self._finish_empty()
         batch = self.scheduler.next_batch()
         if batch is None:
             return
@@ -305,6 +306,12 @@ class Engine:
             return
         self._has_aborted = False
         self._finish({request.slot: ABORTED for request in self.scheduler.table.running() if request.is_aborted})
+
+    def _finish_empty(self) -> None:
+        """Requests for no token at all end as soon as they have a slot."""
+        rows = self._table.rows[: self._table.num_running]
+        empty = np.flatnonzero(rows["length"] >= rows["limit"]).tolist()
+        self._finish({slot: {"type": "length", "length": 0} for slot in empty})
 
     def _finish(self, finishes: dict[int, Finish]) -> None:
         if not finishes:

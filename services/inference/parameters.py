@@ -20,8 +20,12 @@ class BadRequest(Exception):
     """The request is refused with status 400."""
 
 
-class BadSchema(BadRequest):
-    """A key is unknown or a value has the wrong JSON type; SGLang words these differently."""
+class BadSchema(Exception):
+    """A key of `sampling_params` is unknown, or its value has the wrong JSON type: status 400."""
+
+
+class BadBody(Exception):
+    """A key of the request has the wrong JSON type: status 400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,14 @@ def read_sampling_params(raw: Mapping[str, Any] | None, vocab_size: int) -> Samp
     """Read the `sampling_params` of a request.
 
     Raises:
+        BadBody: It is not an object.
         BadSchema: A key is unknown, or a value has the wrong type.
         BadRequest: A value is out of its range, or asks for what this engine cannot do.
     """
     if not raw:
         return DEFAULT
     if not isinstance(raw, Mapping):
-        raise BadSchema(f"invalid type: {_kind(raw)}, expected struct SamplingParams")
+        raise BadBody("sampling_params: Input should be a valid dictionary")
     given = {key: value for key, value in raw.items() if value is not None}
     for key in raw:
         if key not in KNOWN:
@@ -85,9 +90,9 @@ def _typed(key: str, value: Any) -> Any:
     if key in UNSUPPORTED:
         raise BadRequest(f"{key} is not supported by the built-in engine; use SGLang for it.")
     if key in INTEGERS:
-        return _require(key, value, isinstance(value, int) and not isinstance(value, bool), "an integer")
+        return _require(key, value, isinstance(value, int) and not isinstance(value, bool), "i64")
     if key in NUMBERS:
-        _require(key, value, isinstance(value, int | float) and not isinstance(value, bool), "a number")
+        _require(key, value, isinstance(value, int | float) and not isinstance(value, bool), "f64")
         return float(value)
     if key in BOOLEANS:
         return _require(key, value, isinstance(value, bool), "a boolean")
@@ -128,7 +133,14 @@ def _require(key: str, value: Any, holds: bool, expected: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return {str: "string", dict: "map", list: "sequence", bool: "boolean"}.get(type(value), "number")
+    """How serde, which reads requests in SGLang, calls a JSON value."""
+    if isinstance(value, bool):
+        return f"boolean `{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'string "{value}"'
+    if isinstance(value, int | float):
+        return f"{'integer' if isinstance(value, int) else 'floating point'} `{value}`"
+    return "map" if isinstance(value, dict) else "sequence"
 
 
 def _greedy_made_explicit(values: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +174,6 @@ RANGES: tuple[tuple[Callable[[SamplingParams], bool], str], ...] = (
         lambda p: 0 <= p.min_new_tokens <= p.max_new_tokens,
         "min_new_tokens must be in [0, max_new_tokens({p.max_new_tokens})], got {p.min_new_tokens}.",
     ),
-    (lambda p: p.n >= 1, "n must be at least 1, got {p.n}."),
-    (lambda p: p.stream_interval >= 1, "stream_interval must be at least 1, got {p.stream_interval}."),
     (
         lambda p: p.sampling_seed is None or -(2**63) <= p.sampling_seed < 2**63,
         "sampling_seed must be in [-2**63, 2**63 - 1], got {p.sampling_seed}.",

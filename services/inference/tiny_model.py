@@ -7,6 +7,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -20,7 +21,7 @@ CHAT = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> Any:
     """A byte-level tokenizer; `<|im_end|>` (2) ends a sequence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,7 +31,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         vocab_size=512, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([CORPUS] * 50, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
+    kind: Any = PreTrainedTokenizerFast
+    fast = kind(tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
     fast.chat_template = CHAT
     return fast
 
