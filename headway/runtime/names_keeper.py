@@ -56,7 +56,7 @@ class Keeper:
 
     async def run(self) -> None:
         """Waits for: the next lease that is due; unblocked by: time, or a new lease."""
-        backoff = Backoff()
+        backoff, is_down = Backoff(), False
         while True:
             await self._next_due()
             stub = self._link.stub
@@ -65,8 +65,11 @@ class Keeper:
                 while True:
                     await self._keep(stream, await self._next_due())
                     backoff.reset()
+                    is_down = False
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, EOFError) as error:
-                log.warning("leases are not kept at the moment: %s; trying again", _text(error))
+                level = logging.DEBUG if is_down else logging.WARNING
+                log.log(level, "leases are not kept at the moment: %s; trying again", _text(error))
+                is_down = True
             finally:
                 stream.cancel()
             self._link.leave(stub)

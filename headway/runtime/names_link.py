@@ -122,19 +122,22 @@ class Link:
         Raises:
             HeadwayError: What the service answered, where trying again would not help.
         """
-        backoff = Backoff()
+        backoff, is_down = Backoff(), False
         while True:
             stub = self.stub
             stream: Any = make(stub)
             try:
                 async for reply in stream:
                     backoff.reset()
+                    is_down = False
                     yield reply
             except grpc.aio.AioRpcError as error:
                 if error.code() not in TRANSIENT:
                     with translating(what):
                         raise
-                log.warning("%s: %s: %s; trying again", what, error.code().name, error.details())
+                level = logging.DEBUG if is_down else logging.WARNING
+                log.log(level, "%s: %s: %s; trying again", what, error.code().name, error.details())
+                is_down = True
             finally:
                 stream.cancel()
             self.leave(stub)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # subscriptable in the type stubs only
 
 MAX_WAIT_S = 3600.0
 DEFAULT_CAMPAIGN_TTL_S = 10.0
+CLOSING = "this replica of name-resolve is closing"
 
 
 class NameResolveApi(pb_grpc.NameResolveServicer):
@@ -42,11 +43,11 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
         self._supervisor = supervisor
         self._waits = waits
         self._open_campaigns: set[int] = set()
-        self._is_closing = False
+        self._closing = asyncio.Event()
 
     async def close(self) -> None:
-        """Give the leases of open campaigns back."""
-        self._is_closing = True
+        """End the streams that the feed does not end, and give the leases of open campaigns back."""
+        self._closing.set()
         await asyncio.gather(
             *(self._names.revoke(lease_id) for lease_id in self._open_campaigns), return_exceptions=True
         )
@@ -61,10 +62,24 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
     async def KeepAlive(
         self, requests: AsyncIterator[pb.KeepAliveRequest], context: "Context"
     ) -> AsyncIterator[pb.KeepAliveReply]:
-        """Waits for: the caller's next request."""
-        async for request in requests:
-            ttl_s = await self._names.keep_alive(request.lease_id)
-            yield pb.KeepAliveReply(lease_id=request.lease_id, ttl_s=ttl_s)
+        """Waits for: the caller's next request, or this replica to close."""
+        closing = asyncio.ensure_future(self._closing.wait())
+        following: asyncio.Task[pb.KeepAliveRequest | None] | None = None
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(requests, None))
+                await asyncio.wait({following, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    raise Unavailable(CLOSING)
+                request = following.result()
+                if request is None:
+                    return
+                ttl_s = await self._names.keep_alive(request.lease_id)
+                yield pb.KeepAliveReply(lease_id=request.lease_id, ttl_s=ttl_s)
+        finally:
+            closing.cancel()
+            if following is not None:
+                following.cancel()
 
     async def Deregister(self, request: pb.DeregisterRequest, context: "Context") -> pb.DeregisterReply:
         if request.lease_id:
@@ -121,8 +136,8 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
 
     async def Campaign(self, request: pb.CampaignRequest, context: "Context") -> AsyncIterator[pb.CampaignReply]:
         """Waits for: the candidates before this one, then for the end of the stream."""
-        if self._is_closing:
-            raise Unavailable("this replica of name-resolve is closing")
+        if self._closing.is_set():
+            raise Unavailable(CLOSING)
         lease_id = request.lease_id
         if not lease_id:
             lease_id = await self._names.grant(request.ttl_s or DEFAULT_CAMPAIGN_TTL_S)
