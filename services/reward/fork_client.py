@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.errors import InvalidInput, TimedOut
@@ -69,8 +69,7 @@ class ForkClient:
             if self._control is not None:
                 order = json.dumps({"do": "fork", "number": number}).encode()
                 socket.send_fds(self._control, [order], descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
 
     def kill(self, pid: int) -> None:
         with contextlib.suppress(OSError):
@@ -113,3 +112,8 @@ class ForkClient:
                 self._process.kill()
                 await self._process.wait()
             self._process = None
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -178,7 +178,8 @@ def main() -> None:
         control.send(json.dumps({"failed": f"{error}"}).encode())
         return
     control.send(json.dumps(ready).encode())
-    ForkServer(control, WorkerSettings(settings["constants"], settings["memory_limit_bytes"])).run()
+    protected = (os.getpid(), os.getppid())
+    ForkServer(control, WorkerSettings(settings["constants"], settings["memory_limit_bytes"], protected)).run()
 
 
 if __name__ == "__main__":

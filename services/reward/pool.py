@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,7 +25,7 @@ from typing import Any, Self
 
 from headway.errors import Overloaded, Unavailable
 from headway.v1 import reward_pb2 as pb
-from services.reward.fork_client import ForkClient
+from services.reward.fork_client import ForkClient, close_all
 from services.reward.queues import Job, Queue, Queues
 from services.reward.worker_handle import WorkerHandle
 
@@ -35,7 +36,6 @@ SLOW_TIMES_TYPICAL = 5.0
 SLOW_AT_LEAST_S = 0.004
 WAITING_AFTER_S = 0.05
 STARTING_LIMIT_S = 60.0
-MAX_ATTEMPTS = 3
 ASIDE_PER_WORKER = 32
 
 
@@ -80,6 +80,8 @@ class Pool:
         self._workers: dict[int, WorkerHandle] = {}
         self._by_pid: dict[int, WorkerHandle] = {}
         self._queues = Queues({}, settings.num_workers)
+        self._suspects: deque[Job] = deque()
+        """Items of which one ended a worker or the fork server, nobody knows which: each is run again, alone."""
         self._num_made = 0
         self._tick_handle: asyncio.TimerHandle | None = None
         self._starting: set[asyncio.Task[None]] = set()
@@ -105,7 +107,7 @@ class Pool:
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
-        unanswered = self._queues.drain()
+        unanswered = [*self._queues.drain(), *self._suspects]
         for worker in list(self._workers.values()):
             unanswered += worker.take_back()
             worker.close()
@@ -116,7 +118,7 @@ class Pool:
 
     @property
     def num_queued(self) -> int:
-        return self._queues.num_waiting
+        return self._queues.num_waiting + len(self._suspects)
 
     @property
     def num_running(self) -> int:
@@ -152,9 +154,11 @@ class Pool:
     # Giving out work
 
     def _pump(self) -> None:
-        """Give waiting items to free workers."""
+        """Give waiting items to free workers. Suspects go first, and alone."""
         for worker in [worker for worker in self._workers.values() if worker.is_free and worker.pid]:
-            function = self._queues.next_function()
+            if self._suspects and self.num_running:
+                break
+            function = self._suspects[0].function if self._suspects else self._queues.next_function()
             if function is None:
                 break
             seal = self._queues[function].seal
@@ -162,7 +166,7 @@ class Pool:
                 self._remove(worker)
                 continue
             worker.seal = seal
-            worker.send(self._queues.take(function))
+            worker.send([self._suspects.popleft()] if self._suspects else self._queues.take(function))
         self._refill()
         self._schedule_tick()
 
@@ -180,7 +184,12 @@ class Pool:
             task.add_done_callback(self._starting.discard)
 
     async def _start(self, worker: WorkerHandle) -> None:
-        self._server.fork(worker.number, await worker.open())
+        descriptors = await worker.open()
+        if worker.is_closed:
+            worker.close()
+            close_all(descriptors)
+        else:
+            self._server.fork(worker.number, descriptors)
 
     def _on_forked(self, number: int, pid: int) -> None:
         worker = self._workers.get(number)
@@ -221,31 +230,25 @@ class Pool:
     def _bury(self, worker: WorkerHandle) -> None:
         """A worker has died by itself: answer the item that it died of."""
         current = worker.current()
+        open_jobs = worker.open_jobs()
+        if current is None and len(open_jobs) == 1:
+            current = (open_jobs[0], 0.0)
         if current is not None:
             job, elapsed_s = current
             worker.take(job)
             job.killed_its_worker = True
             status, message = _cause_of_death(worker.wait_status)
             self._answer(job, status, message, elapsed_s, worker.number)
+        else:
+            self._suspects.extend(worker.take_back())
         self._replace(worker)
         self._pump()
 
     def _replace(self, worker: WorkerHandle) -> None:
         """End a worker; its unanswered items go back to the front of the queue."""
         self.num_replaced += 1
-        self._give_back(worker.take_back())
+        self._queues.push_back(worker.take_back())
         self._remove(worker)
-
-    def _give_back(self, jobs: list[Job]) -> None:
-        """Queue again what a lost worker held; an item that lost too many workers is answered."""
-        again = []
-        for job in jobs:
-            job.attempts += 1
-            if job.attempts < MAX_ATTEMPTS:
-                again.append(job)
-            else:
-                self._answer(job, pb.SCORE_STATUS_ERROR, f"{MAX_ATTEMPTS} workers in a row were lost around this item")
-        self._queues.push_back(again)
 
     def _remove(self, worker: WorkerHandle) -> None:
         self._workers.pop(worker.number, None)
@@ -255,16 +258,24 @@ class Pool:
         self._refill()
 
     def _on_server_gone(self) -> None:
-        """The fork server died, and every worker with it."""
+        """The fork server died, and every worker with it. What ran then is run again, alone, to see what does it."""
         if self._is_closing:
             return
         log.error("the fork server died; starting another one")
+        running = [current[0] for worker in self._workers.values() if (current := worker.current()) is not None]
         for worker in list(self._workers.values()):
-            self._give_back(worker.take_back())
+            for job in running:
+                worker.take(job)
+            self._queues.push_back(worker.take_back())
             self._workers.pop(worker.number)
             worker.close()
             self.num_replaced += 1
         self._by_pid.clear()
+        if len(running) == 1:
+            running[0].killed_its_worker = True
+            self._answer(running[0], pb.SCORE_STATUS_ERROR, "the function ended the process that starts workers")
+        else:
+            self._suspects.extend(running)
         task = asyncio.get_running_loop().create_task(self._restart_server(), name="restart the fork server")
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)

@@ -32,8 +32,6 @@ class Job:
     key: bytes = b""
     """Digest of everything that the result depends on."""
     killed_its_worker: bool = False
-    attempts: int = 0
-    """How often its worker was lost for a reason that was not this item's."""
     order: int = 0
 
 

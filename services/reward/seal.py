@@ -2,12 +2,13 @@
 
     sealed     pure functions: compute and read files; no writes, no sockets, no processes, no signals
     guarded    others: files and sockets too; no processes, no signals to others
-    open       functions that start processes: whatever the service itself may do
+    open       functions that start processes: what the service may do, but no signals to it and to the fork server
 
 A worker settles for one of them with its first item, for good. What holds for every worker: its own session, a memory
 limit, no core files, death with the fork server.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from headway.reward.registry import RewardFunction
@@ -28,9 +29,18 @@ def seal_of(function: RewardFunction) -> Seal:
     return Seal.SEALED if function.traits.is_pure and not function.is_async else Seal.GUARDED
 
 
-def close(seal: Seal) -> None:
-    """Narrow this process for good, with the layers that the kernel has."""
+def close(seal: Seal, protected: Sequence[int] = ()) -> None:
+    """Narrow this process for good, with the layers that the kernel has.
+
+    Args:
+        seal: How far.
+        protected: Processes that it must not end: the service and the fork server.
+    """
     if seal is Seal.SEALED and landlock.is_available():
         landlock.only_read()
-    if seal is not Seal.OPEN and seccomp.is_available():
+    if not seccomp.is_available():
+        return
+    if seal is Seal.OPEN:
+        seccomp.apply(seccomp.open_filter(protected))
+    else:
         seccomp.apply(seccomp.worker_filter(is_sealed=seal is Seal.SEALED))

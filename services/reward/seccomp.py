@@ -3,8 +3,9 @@
 A filter allows everything but what it names, and answers the rest with EPERM, so that a program sees a refusal and not
 a sudden death. Filters only ever add up; none can be taken back.
 
-    worker_filter(seal)   for a worker that runs our own or the user's reward function
-    program_filter()      for model-written code inside bubblewrap
+    worker_filter         for a worker that runs reward functions that start no processes
+    open_filter           for a worker whose functions do
+    program_filter        for model-written code inside bubblewrap
 
 Linux on x86_64 and aarch64; elsewhere `is_available` is false and nothing is filtered.
 """
@@ -158,6 +159,17 @@ class Filter:
         """Refuse a call unless the lower half of its argument has the value."""
         self._allow_if(name, argument, [(JUMP_EQUAL, 0, 1, value)])
 
+    def refuse_values(self, name: str, argument: int, values: Iterable[int]) -> None:
+        """Refuse a call when the lower half of its argument has one of the values."""
+        number = self._number(name)
+        refused = [value & 0xFFFFFFFF for value in values]
+        if number is not None:
+            self.program += [(JUMP_EQUAL, 0, 2 * len(refused) + 2, number)]
+            self.program += [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument)]
+            for value in refused:
+                self.program += [(JUMP_EQUAL, 0, 1, value), (RETURN, 0, 0, REFUSE)]
+            self.program += [(RETURN, 0, 0, ALLOW)]
+
     def _allow_if(self, name: str, argument: int, test: list[tuple[int, int, int, int]]) -> None:
         number = self._number(name)
         if number is not None:
@@ -192,6 +204,16 @@ def worker_filter(is_sealed: bool) -> bytes:
     built.allow_with_value("kill", 0, os.getpid())
     built.allow_with_value("tgkill", 0, os.getpid())
     built.refuse_processes()
+    return built.packed()
+
+
+def open_filter(protected: Iterable[int]) -> bytes:
+    """For a worker that starts processes: no signals to these processes, to their groups, or to everybody."""
+    built = Filter()
+    targets = [-1, *(sign * pid for pid in protected for sign in (1, -1))]
+    for name in ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "pidfd_open"):
+        built.refuse_values(name, 0, targets)
+    built.refuse(("ptrace",))
     return built.packed()
 
 

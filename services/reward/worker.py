@@ -34,6 +34,8 @@ class WorkerSettings:
     """Keyword arguments of each function, from the experiment file."""
     memory_limit_bytes: int
     """How much a worker may allocate beyond what it is born with."""
+    protected: tuple[int, ...] = ()
+    """Processes that functions must not end."""
 
 
 def serve(connection: socket.socket, page: ProgressPage, settings: WorkerSettings) -> None:
@@ -63,7 +65,7 @@ class Evaluators:
         if loaded is None:
             loaded = Evaluator(name, self._settings.constants.get(name))
             if not self._loaded:
-                close(seal_of(loaded.function))
+                close(seal_of(loaded.function), self._settings.protected)
             self._loaded[name] = loaded
         return loaded
 

@@ -120,13 +120,18 @@ class WorkerHandle(asyncio.Protocol):
         return 0.0
 
     def take(self, job: Job) -> None:
-        """Consider this item answered."""
-        self._chunk = [None if other is job else other for other in self._chunk]
-        self._num_open -= 1
+        """Consider this item answered, where it is one of this worker's."""
+        if job in self._chunk:
+            self._chunk[self._chunk.index(job)] = None
+            self._num_open -= 1
+
+    def open_jobs(self) -> list[Job]:
+        """The unanswered items."""
+        return [job for job in self._chunk if job is not None]
 
     def take_back(self, keep: Job | None = None) -> list[Job]:
         """The unanswered items, without `keep`; results for them are ignored from now on."""
-        open_jobs = [job for job in self._chunk if job is not None and job is not keep]
+        open_jobs = [job for job in self.open_jobs() if job is not keep]
         self._chunk = [job if job is keep else None for job in self._chunk]
         self._num_open = int(keep is not None)
         return open_jobs
@@ -141,9 +146,9 @@ class WorkerHandle(asyncio.Protocol):
 
     def close(self) -> None:
         """Forget the worker; killing it is the fork server's."""
+        self._abort()
         if not self.is_closed:
             self.is_closed = True
-            self._abort()
             self._page.close()
 
     def _abort(self) -> None:
