@@ -38,7 +38,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         Pool(settings) as pool,
         aclosing(Scoring(pool, plan, config.reward.timeout_s)) as scoring,
     ):
-        supervisor.start("reward pool", _raise_failure(pool.failed))
+        supervisor.start("reward pool", _raise_failure(pool.crew.failed))
         api = RewardApi(scoring)
         async with serve_grpc(
             placement.host,

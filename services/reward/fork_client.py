@@ -16,15 +16,20 @@ START_TIMEOUT_S = 120.0
 
 
 class ForkClient:
-    """One fork server. Callbacks: `on_forked(number, pid)`, `on_ended(pid, wait status)`, `on_gone()`."""
+    """One fork server.
+
+    Callbacks: `on_forked(number, pid)`, `on_not_forked(number, why)`, `on_ended(pid, wait status)`, `on_gone()`.
+    """
 
     def __init__(
         self,
         on_forked: Callable[[int, int], None],
+        on_not_forked: Callable[[int, str], None],
         on_ended: Callable[[int, int], None],
         on_gone: Callable[[], None],
     ) -> None:
-        self._on_forked, self._on_ended, self._on_gone = on_forked, on_ended, on_gone
+        self._on_forked, self._on_not_forked = on_forked, on_not_forked
+        self._on_ended, self._on_gone = on_ended, on_gone
         self._control: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -93,6 +98,8 @@ class ForkClient:
     def _dispatch(self, message: dict[str, Any]) -> None:
         if "forked" in message:
             self._on_forked(message["forked"], message["pid"])
+        elif "not_forked" in message:
+            self._on_not_forked(message["not_forked"], message["why"])
         else:
             self._on_ended(message["ended"], message["status"])
 

@@ -5,7 +5,7 @@ It speaks datagrams of JSON with the service, and runs no reward function itself
     service -> {"do": "fork", "number": N}  with two descriptors: the worker's socket and its progress page
                {"do": "kill", "pid": P}
     server  -> {"ready": {function: what is known of it}, "layers": [...], "missing": [...]} or {"failed": why}, once;
-               {"forked": N, "pid": P}; {"ended": P, "status": wait status}
+               {"forked": N, "pid": P} or {"not_forked": N, "why": why}; {"ended": P, "status": wait status}
 
 When the service is gone, so are the fork server and every worker: no orphans.
 """
@@ -69,14 +69,19 @@ class ForkServer:
         return True
 
     def _fork(self, number: int, descriptors: list[int]) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -1
+            self._say({"not_forked": number, "why": str(error)})
         if pid == 0:
             self._control.close()
             _run_worker(descriptors, self._settings)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._children.add(pid)
-        self._say({"forked": number, "pid": pid})
+        if pid > 0:
+            self._children.add(pid)
+            self._say({"forked": number, "pid": pid})
 
     def _kill(self, pid: int) -> None:
         """Kill a worker and its process group; a pid that is not an unreaped child of ours is left alone."""

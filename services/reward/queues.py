@@ -32,6 +32,8 @@ class Job:
     key: bytes = b""
     """Digest of everything that the result depends on."""
     killed_its_worker: bool = False
+    is_suspect: bool = False
+    """Was running when the fork server died."""
     order: int = 0
 
 

@@ -113,5 +113,9 @@ class ProgressPage:
         position, started = PAGE.unpack_from(self._page, 0)
         return None if position < 0 else (position >> 16, position & 0xFFFF, started)
 
+    def changed_at(self) -> float:
+        """The monotonic second at which an item was last entered or left."""
+        return float(PAGE.unpack_from(self._page, 0)[1])
+
     def close(self) -> None:
         self._page.close()

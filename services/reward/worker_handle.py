@@ -47,6 +47,7 @@ class WorkerHandle(asyncio.Protocol):
         self._chunk: list[Job | None] = []
         self._chunk_id = 0
         self._num_open = 0
+        self._sent_at = 0.0
         self._watched: tuple[int, int] | None = None
         self._watched_cpu_s = 0.0
 
@@ -85,7 +86,7 @@ class WorkerHandle(asyncio.Protocol):
 
     @property
     def is_free(self) -> bool:
-        return self._num_open == 0 and not self.is_closed and not self.is_aside
+        return self._num_open == 0 and self.pid > 0 and not (self.is_closed or self.is_disconnected or self.is_aside)
 
     @property
     def num_open(self) -> int:
@@ -96,9 +97,14 @@ class WorkerHandle(asyncio.Protocol):
         self._chunk_id = (self._chunk_id + 1) & 0xFFFFFFFF
         self._chunk = list(jobs)
         self._num_open = len(jobs)
+        self._sent_at = time.monotonic()
         chunk = Chunk(self._chunk_id, [(job.function, job.packed) for job in jobs])
         assert self._transport is not None, "only a forked worker is free, and it is connected"
         self._transport.write(pack_chunk(chunk))
+
+    def stalled_s(self) -> float:
+        """How long it has been in no item since it was given some, seconds."""
+        return time.monotonic() - max(self._sent_at, self._page.changed_at())
 
     def current(self) -> tuple[Job, float] | None:
         """The item that runs now, and for how long, seconds; None: it is between items."""
