@@ -5,11 +5,9 @@ A failure names its seed; `HEADWAY_SEEDS=4711 pytest tests/robustness/test_contr
 again. What is checked, and when, is in `headway/testing/invariants.py`.
 """
 
-import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,77 +16,18 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.testing.invariants import Broken, Findings
 from headway.testing.scenario import Fault, Scenario
+from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.simulation import Simulation
 from services.rollout_controller.controller import RolloutController, Settings
 from services.rollout_controller.journal import JournalStore
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 
-T = TypeVar("T")
-
-
-class SimulatedDisk:
-    """The real store in memory; a write takes `latency_s`; a kill comes before it, or before its acknowledgement."""
-
-    def __init__(self, latency_s: float) -> None:
-        self.store = JournalStore(":memory:")
-        self.latency_s = latency_s
-        self.journal = SimulatedJournal(self)
-
-    def open(self) -> "SimulatedJournal":
-        self.journal = SimulatedJournal(self)
-        return self.journal
-
-    def kill(self, writes_first: bool) -> None:
-        self.journal.kill(writes_first)
-
-    def known(self, task_ids: Sequence[str]) -> set[str]:
-        return self.store.known(task_ids)
-
-
-class SimulatedJournal:
-    """What `Journal` does with a thread, in the loop's own time: writes in order, several to a transaction."""
-
-    def __init__(self, disk: SimulatedDisk) -> None:
-        self._disk = disk
-        self._queued: list[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = []
-        self._is_killed = False
-
-    def write(self, operation: Callable[[JournalStore], T]) -> "asyncio.Future[T]":
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        if not self._queued:
-            loop.call_later(self._disk.latency_s, self._flush)
-        self._queued.append((operation, future))
-        return future
-
-    async def payloads(self, step: int) -> AsyncIterator[tuple[bytes, dict[int, int]]]:
-        for record_id in await self.write(lambda store: store.ids_of(step)):
-            yield self._disk.store.payload(record_id)
-
-    def kill(self, writes_first: bool) -> None:
-        if writes_first:
-            self._write_queued()
-        self._is_killed = True
-        self._queued = []
-
-    def _flush(self) -> None:
-        if self._is_killed:
-            return
-        for future, result in self._write_queued():
-            if not future.done():
-                future.set_result(result)
-
-    def _write_queued(self) -> list[tuple["asyncio.Future[Any]", Any]]:
-        queued, self._queued = self._queued, []
-        with self._disk.store.transaction():
-            return [(future, operation(self._disk.store)) for operation, future in queued]
-
 
 class RealController:
     """Makes the service's own controller for a simulation."""
 
-    def make_disk(self, simulation: Simulation) -> SimulatedDisk:
-        return SimulatedDisk(simulation.scenario.journal_s)
+    def make_disk(self, simulation: Simulation) -> SimulatedDisk[JournalStore]:
+        return SimulatedDisk(JournalStore(":memory:"), simulation.scenario.journal_s)
 
     def make_controller(self, simulation: Simulation, supervisor: Supervisor) -> RolloutController:
         scenario = simulation.scenario
@@ -179,14 +118,14 @@ def test_after_a_killed_trainer_the_next_one_gets_the_same_batches_again() -> No
 def test_a_planted_fault_is_found() -> None:
     """The simulation can see what it is there to see: a broken promise raises, with its seed."""
 
-    class Forgetful(SimulatedDisk):
+    class Forgetful(SimulatedDisk[JournalStore]):
         def kill(self, writes_first: bool) -> None:
             super().kill(writes_first)
             self.store.clear()
 
     class WithForgetfulDisk(RealController):
-        def make_disk(self, simulation: Simulation) -> SimulatedDisk:
-            return Forgetful(simulation.scenario.journal_s)
+        def make_disk(self, simulation: Simulation) -> SimulatedDisk[JournalStore]:
+            return Forgetful(JournalStore(":memory:"), simulation.scenario.journal_s)
 
     kill = Fault(at_s=5.0, kind="controller", down_s=1.0)
     with pytest.raises(Broken, match=r"seed 1: .*I1"):
