@@ -56,7 +56,10 @@ def as_reward(value: object) -> float:
     number = _unwrapped(value)
     if not isinstance(number, Real):
         raise InvalidOutput(f"a reward is a finite number, not {_short(value)}")
-    reward = float(number)
+    try:
+        reward = float(number)
+    except OverflowError:
+        reward = math.inf
     if not math.isfinite(reward):
         raise InvalidOutput(f"a reward is a finite number, not {reward}")
     return reward

@@ -29,15 +29,19 @@ class RewardApi(rpc.RewardServicer):
             results.append(result)
             arrived.set()
 
-        self._scoring.score(request.items, add)
+        jobs = self._scoring.score(request.items, add)
         num_missing = len(request.items)
-        while num_missing:
-            await arrived.wait()
-            arrived.clear()
-            reply = pb.ScoreReply(results=results)
-            num_missing -= len(results)
-            results.clear()
-            yield reply
+        try:
+            while num_missing:
+                await arrived.wait()
+                arrived.clear()
+                reply = pb.ScoreReply(results=results)
+                num_missing -= len(results)
+                results.clear()
+                yield reply
+        finally:
+            if num_missing:
+                self._scoring.abandon(jobs)
 
     async def ListFunctions(
         self, request: pb.ListFunctionsRequest, context: grpc.aio.ServicerContext[Any, Any]

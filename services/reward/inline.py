@@ -25,7 +25,7 @@ class InlineJudge:
         self._judge = Judge(settings)
         self._evaluator = Evaluator("judge", {"endpoint": self._judge}, in_loop=True)
         self._max_open = max_open
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Job] = {}
 
     @property
     def num_open(self) -> int:
@@ -42,8 +42,15 @@ class InlineJudge:
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             task = asyncio.get_running_loop().create_task(self._run(job), name=f"judge {job.item_id}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = job
+            task.add_done_callback(self._tasks.pop)
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for these any more."""
+        unwanted = set(map(id, jobs))
+        for task, job in self._tasks.items():
+            if id(job) in unwanted:
+                task.cancel()
 
     async def _run(self, job: Job) -> None:
         item = pb.ScoreItem.FromString(job.packed)

@@ -123,6 +123,12 @@ class Pool:
             self._queues.push(jobs)
             self._pump()
 
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for these any more: they are dropped from the queue, or ended at the next tick."""
+        for job in jobs:
+            job.is_abandoned = True
+        self._forget(self._queues.remove_abandoned())
+
     async def drain(self, limit_s: float) -> None:
         """Take no more items, and wait until the ones taken are answered, at most `limit_s`."""
         self._is_closing = True
@@ -182,12 +188,17 @@ class Pool:
                 worker.take(current[0])
                 current[0].is_suspect = True
                 self._suspects.append(current[0])
-            self._queues.push_back(worker.take_back())
+            self._push_back(worker.take_back())
 
     def _end(self, worker: WorkerHandle) -> None:
         """End a worker; its unanswered items go back to the front of the queue."""
-        self._queues.push_back(worker.take_back())
+        self._push_back(worker.take_back())
         self.crew.end(worker)
+
+    def _push_back(self, jobs: list[Job]) -> None:
+        wanted = [job for job in jobs if not job.is_abandoned]
+        self._queues.push_back(wanted)
+        self._forget(len(jobs) - len(wanted))
 
     def _blame(
         self, worker: WorkerHandle, job: Job, elapsed_s: float, status: "pb.ScoreStatus.ValueType", message: str
@@ -204,10 +215,14 @@ class Pool:
 
     def _deliver(self, job: Job, result: pb.ScoreResult, worker: int) -> None:
         result.item_id, result.worker = job.item_id, worker
-        self._num_unanswered -= 1
+        self._forget(1)
+        job.done(job, result)
+
+    def _forget(self, count: int) -> None:
+        """So many items are no longer to be answered."""
+        self._num_unanswered -= count
         if self._num_unanswered == 0:
             self._idle.set()
-        job.done(job, result)
 
     def _tick(self) -> None:
         """Look at what every worker is doing: end what is past its limit or stalled, put aside what is slow."""
@@ -220,7 +235,11 @@ class Pool:
                 self._check_stalled(worker)
                 continue
             job, elapsed_s = current
-            if elapsed_s > job.limit_s:
+            if job.is_abandoned:
+                worker.take(job)
+                self._forget(1)
+                self._end(worker)
+            elif elapsed_s > job.limit_s:
                 message = f"ran past its limit of {job.limit_s:g} s"
                 self._blame(worker, job, elapsed_s, pb.SCORE_STATUS_TIMEOUT, message)
                 self._end(worker)
@@ -249,7 +268,7 @@ class Pool:
     def _put_aside(self, worker: WorkerHandle, job: Job) -> None:
         """Let a worker go on with its slow item beside a fresh one; the slower of many slow ones go last."""
         worker.is_aside = True
-        self._queues.push_back(worker.take_back(keep=job))
+        self._push_back(worker.take_back(keep=job))
         worker.lower_priority(is_last=False)
         aside = self.crew.aside
         if len(aside) > self.settings.num_workers:

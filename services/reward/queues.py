@@ -32,6 +32,8 @@ class Job:
     key: bytes = b""
     """Digest of everything that the result depends on."""
     killed_its_worker: bool = False
+    is_abandoned: bool = False
+    """Nobody waits for the result any more."""
     is_suspect: bool = False
     """Was running when the fork server died."""
     order: int = 0
@@ -98,6 +100,14 @@ class Queues:
         jobs = [queue.jobs.popleft() for _ in range(queue.chunk_size(self._num_workers))]
         self.num_waiting -= len(jobs)
         return jobs
+
+    def remove_abandoned(self) -> int:
+        """Take out what nobody waits for; how many they were."""
+        before = self.num_waiting
+        for queue in self._queues.values():
+            queue.jobs = deque(job for job in queue.jobs if not job.is_abandoned)
+        self.num_waiting = sum(len(queue.jobs) for queue in self._queues.values())
+        return before - self.num_waiting
 
     def drain(self) -> list[Job]:
         """Take everything out."""

@@ -27,8 +27,8 @@ class Scoring:
         self._strikes = Strikes()
         self._account = Account()
 
-    def score(self, items: Iterable[pb.ScoreItem], report: Report) -> None:
-        """Score each item; `report` is called exactly once for each, now or later.
+    def score(self, items: Iterable[pb.ScoreItem], report: Report) -> list[Job]:
+        """Score each item; `report` is called exactly once for each, now or later. Returns what is not answered yet.
 
         Raises:
             InvalidInput: An item cannot be scored at all; nothing was started.
@@ -49,6 +49,13 @@ class Scoring:
         self._submit(jobs)
         for job, result in answered:
             job.done(job, result)
+        return jobs
+
+    def abandon(self, jobs: list[Job]) -> None:
+        """Nobody waits for these any more; those that are answered already are left alone."""
+        self._pool.abandon(jobs)
+        if self._judge is not None:
+            self._judge.abandon(jobs)
 
     def _submit(self, jobs: list[Job]) -> None:
         """Start all of them, or none."""

@@ -68,7 +68,15 @@ def test_a_reference_may_be_a_whole_solution(reference: str) -> None:
 
 @pytest.mark.parametrize(
     "completion",
-    ["", "no idea", "\\boxed{}", "\\boxed{", "\\boxed{\\boxed{}}", "18 or so? The answer is unclear", "\\boxed{18, 19}"],
+    [
+        "",
+        "no idea",
+        "\\boxed{}",
+        "\\boxed{",
+        "\\boxed{\\boxed{}}",
+        "18 or so? The answer is unclear",
+        "\\boxed{18, 19}",
+    ],
 )
 def test_no_answer_is_no_right_answer(completion: str) -> None:
     assert not math(completion, answer="18")
