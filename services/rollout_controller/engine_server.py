@@ -48,6 +48,7 @@ class EngineServer:
         self._queue: list[Piece] = []
         self._open: dict[str, Piece] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     @property
     def num_open(self) -> int:
@@ -68,7 +69,8 @@ class EngineServer:
         try:
             await piece.ended
         except asyncio.CancelledError:
-            self._start(self._abandon(piece.rid))
+            if not self._is_closed:
+                self._start(self._abandon(piece.rid))
             raise
         finally:
             self._open.pop(piece.rid, None)
@@ -80,7 +82,8 @@ class EngineServer:
             self._start(self._abandon(piece.rid))
 
     async def close(self) -> None:
-        """End all calls; no piece may be open."""
+        """End all calls."""
+        self._is_closed = True
         calls = list(self._calls)
         for call in calls:
             call.cancel()

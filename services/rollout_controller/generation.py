@@ -20,6 +20,8 @@ from services.rollout_controller.stop_strings import cut_at_stop
 
 PREFIX_TOKENS = 256
 """Without a key, requests whose prompts begin with the same tokens share a server."""
+ANY_VOCABULARY = 10_000_000
+"""No vocabulary is so large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +141,17 @@ class Generation:
             min_new_tokens=max(0, min(gconfig.min_new_tokens, self._budget) - have),
             temperature=0.0 if gconfig.greedy else gconfig.temperature,
             top_p=gconfig.top_p,
-            top_k=gconfig.top_k,
+            top_k=self._top_k(),
             frequency_penalty=gconfig.frequency_penalty,
             stop=self._stops if knows_stop_strings else (),
             stop_token_ids=stop_ids,
             ignore_eos=gconfig.ignore_eos,
         )
+
+    def _top_k(self) -> int:
+        """-1 where it cuts nothing off."""
+        top_k = self._request.gconfig.top_k
+        return top_k if 0 < top_k < (self._limits.vocabulary or ANY_VOCABULARY) else -1
 
     def _note_progress(self, gained: int) -> None:
         if gained:

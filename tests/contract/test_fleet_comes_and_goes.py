@@ -1,0 +1,164 @@
+"""Servers come and go at any time: requests go on within 3 s, who is well again gets traffic, and waits have names."""
+
+import asyncio
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from fleet_harness import KINDS, Kind, check_evidence, eventually, rig_of, soon
+
+from headway.errors import InvalidInput
+from headway.testing.fault_proxy import FaultProxy
+from headway.testing.scripted_engine import ScriptedEngine
+from services.rollout_controller.fleet_member import EngineState
+
+MOVE_ON_S = 3.0
+SLACK_S = 3.0
+"""For a busy machine."""
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen: Kind = request.param
+    return chosen
+
+
+def proxy_of(engine: ScriptedEngine) -> FaultProxy:
+    address = urlsplit(engine.url)
+    return FaultProxy("127.0.0.1", address.port or 0)
+
+
+async def test_requests_of_a_killed_server_go_on_elsewhere(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind, kind) as rig:
+        running = [rig.start() for _ in range(6)]
+        models = [engine.model for engine in rig.engines.values()]
+        await eventually(lambda: sum(len(model.requests) for model in models) == 6)
+        await rig.engines["0"].kill()
+        await soon(rig.engines["1"].model.wait_for_requests(6))
+        rig.engines["1"].model.finish_all()
+        for response in await soon(asyncio.gather(*running)):
+            check_evidence(response)
+        assert rig.in_state(EngineState.SILENT) == ["0"]
+
+
+async def test_requests_of_a_frozen_server_go_on_elsewhere_in_time(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path) as rig, ScriptedEngine(kind) as frozen, ScriptedEngine(kind) as other:
+        async with proxy_of(frozen) as proxy:
+            rig.join("frozen", frozen, proxy.url)
+            await rig.serving("frozen")
+            running = rig.start()
+            await soon(frozen.model.wait_for_requests(1))
+            rig.join("other", other)
+            await rig.serving("frozen", "other")
+            began = time.monotonic()
+            proxy.freeze()
+            await soon(other.model.wait_for_requests(1))
+            assert time.monotonic() - began < MOVE_ON_S + SLACK_S
+            other.model.finish_all()
+            check_evidence(await soon(running))
+            proxy.heal()
+            await rig.serving("frozen", "other")
+            await eventually(lambda: not frozen.model.requests)
+
+
+async def test_a_frozen_server_without_another_keeps_its_requests(tmp_path: Path) -> None:
+    async with rig_of(tmp_path) as rig, ScriptedEngine() as only, proxy_of(only) as proxy:
+        rig.join("only", only, proxy.url)
+        await rig.serving("only")
+        running = rig.start()
+        await soon(only.model.wait_for_requests(1))
+        proxy.freeze()
+        await eventually(lambda: rig.in_state(EngineState.SILENT) == ["only"])
+        proxy.heal()
+        only.model.finish_all()
+        response = await soon(running)
+        check_evidence(response)
+        assert response.num_pieces == 1
+
+
+async def test_a_connection_that_breaks_costs_a_piece_not_a_request(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path) as rig, ScriptedEngine(kind) as only, proxy_of(only) as proxy:
+        rig.join("only", only, proxy.url)
+        await rig.serving("only")
+        running = rig.start()
+        await soon(only.model.wait_for_requests(1))
+        only.model.advance(2)
+        proxy.cut()
+        await eventually(lambda: any(not request.ids for request in only.model.requests.values()))
+        only.model.finish_all()
+        check_evidence(await soon(running))
+
+
+async def test_a_restarted_server_gets_traffic_again(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind) as rig:
+        engine = rig.engines["0"]
+        running = rig.start()
+        await soon(engine.model.wait_for_requests(1))
+        await engine.kill()
+        await eventually(lambda: rig.fleet.snapshot().requests_waiting == 1)
+        waits = [wait.what for wait in rig.waits.snapshot()]
+        assert waits == ["an inference server that may take requests"]
+        await engine.start()
+        await soon(engine.model.wait_for_requests(1))
+        engine.model.finish_all()
+        check_evidence(await soon(running))
+        assert rig.waits.snapshot() == []
+
+
+async def test_a_server_whose_lease_is_gone_ends_what_it_has_and_takes_nothing_new(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind, kind) as rig:
+        running = rig.start()
+        await eventually(lambda: any(engine.model.requests for engine in rig.engines.values()))
+        leaver = rig.holder()
+        stayer = rig.other(leaver)
+        rig.fleet.remove("0" if rig.engines["0"] is leaver else "1")
+        later = [rig.start() for _ in range(3)]
+        await soon(stayer.model.wait_for_requests(3))
+        leaver.model.finish_all()
+        stayer.model.finish_all()
+        for response in await soon(asyncio.gather(running, *later)):
+            check_evidence(response)
+            assert response.num_pieces == 1
+        await eventually(lambda: len(rig.fleet.snapshot().engines) == 1)
+
+
+async def test_a_server_that_leaves_by_dying_loses_nothing(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind, kind) as rig:
+        running = rig.start()
+        await eventually(lambda: any(engine.model.requests for engine in rig.engines.values()))
+        leaver = rig.holder()
+        stayer = rig.other(leaver)
+        rig.fleet.remove("0" if rig.engines["0"] is leaver else "1")
+        await leaver.kill()
+        await soon(stayer.model.wait_for_requests(1))
+        stayer.model.finish_all()
+        check_evidence(await soon(running))
+
+
+async def test_a_server_that_comes_back_under_its_name_replaces_itself(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind) as rig, ScriptedEngine(kind) as successor:
+        running = rig.start()
+        old = rig.engines["0"]
+        await soon(old.model.wait_for_requests(1))
+        rig.join("0", successor)
+        await eventually(lambda: rig.in_state(EngineState.SERVING) == ["0"])
+        later = rig.start()
+        await soon(successor.model.wait_for_requests(1))
+        for engine in (old, successor):
+            engine.model.finish_all()
+        await soon(asyncio.gather(running, later))
+
+
+async def test_a_server_that_says_it_is_not_ready_gets_nothing(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind, kind) as rig:
+        rig.engines["0"].script.is_ready = False
+        await rig.serving("1")
+        rig.engines["0"].script.is_ready = True
+        await rig.serving("0", "1")
+
+
+async def test_an_engine_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    async with rig_of(tmp_path) as rig:
+        with pytest.raises(InvalidInput, match="known engines are builtin, sglang, vllm"):
+            rig.fleet.add("0", "http://127.0.0.1:1", "tgi")
