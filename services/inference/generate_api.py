@@ -5,6 +5,7 @@ A plain ASGI endpoint: at a few tokens a request, the cost of a framework would 
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -76,11 +77,12 @@ class GenerateEndpoint:
                 self.live.pop(request.rid, None)
 
     def _check_duplicates(self, items: list[Item]) -> None:
-        seen: set[str] = set()
         for item in items:
-            if item.rid in self.live or item.rid in seen:
+            if item.rid in self.live:
                 raise BadRequest(f"Duplicate request ID detected: {item.rid}")
-            seen.add(item.rid)
+        twice = [rid for rid, count in Counter(item.rid for item in items).items() if count > 1]
+        if twice:
+            raise BadRequest(f"Duplicate request IDs detected within the request: {twice}")
 
     def _request(self, index: int, item: Item, stream: bool, news: News) -> Request:
         seed = item.params.sampling_seed
@@ -147,12 +149,14 @@ class GenerateEndpoint:
     def _text(self, request: Request, progress: Progress) -> str:
         """The text; without what stopped it unless `no_stop_trim`, and without half a character while it runs."""
         matched = progress.finish.get("matched") if progress.finish else None
-        trims = not request.params.no_stop_trim
-        ids = progress.output_ids[:-1] if trims and isinstance(matched, int) else progress.output_ids
+        keeps_stop = request.params.no_stop_trim
+        ids = progress.output_ids[:-1] if isinstance(matched, int) and not keeps_stop else progress.output_ids
         text = self._engine.detokenizer.decode(ids, request.params.skip_special_tokens)
         if progress.finish is None:
             return text.rstrip("\ufffd")
-        return text[: text.find(matched)] if trims and isinstance(matched, str) and matched in text else text
+        if isinstance(matched, str) and matched in text:
+            return text[: text.find(matched) + (len(matched) if keeps_stop else 0)]
+        return text
 
 
 def version_spans(spans: list[tuple[str, int]], num_tokens: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 HEADWAY_SGLANG_PYTHON is the Python of an environment made by tools/sglang_cpu/setup.sh; `make test-sglang` sets it.
 """
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,9 +22,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(
-    scope="session", params=["builtin", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(400)])]
-)
+SGLANG = pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(400)])
+
+
+@pytest.fixture(scope="session", params=["builtin", *([SGLANG] if "HEADWAY_SGLANG_PYTHON" in os.environ else [])])
 def server(request: pytest.FixtureRequest, models: Path) -> Iterator[tuple[str, str]]:
     """(kind, url) of an engine that serves model `a`."""
     from engine_servers import serve_builtin, serve_sglang

@@ -27,7 +27,10 @@ from engine_client import PROMPT, Engine, Started
             "logit_bias must has keys in [0, 511]",
         ),
         ({"input_ids": [PROMPT, [5] * 2000]}, "The input (2000 tokens) is longer"),
-        ({"input_ids": [PROMPT, PROMPT], "rid": ["a", "a"]}, "Duplicate request ID detected: a"),
+        (
+            {"input_ids": [PROMPT, PROMPT], "rid": ["a", "a"]},
+            "Duplicate request IDs detected within the request: ['a']",
+        ),
         ({"input_ids": [PROMPT, PROMPT], "rid": ["a"]}, "The specified rids length mismatch with the batch_size"),
     ],
 )
