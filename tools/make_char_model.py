@@ -1,6 +1,6 @@
 """Write the folder of the quickstart's model: a character-level Llama of 0.86 M parameters, without weights.
 
-    python tools/make_char_model.py configs/models/sort_digits
+python tools/make_char_model.py configs/models/sort_digits
 """
 
 import sys

@@ -63,7 +63,7 @@ class Launch:
 async def headway_up(folder: Path, *overrides: str) -> AsyncIterator[Launch]:
     argv = [
         "-m",
-        "headway.cli",
+        "headway",
         "up",
         "configs/quickstart.yaml",
         f"cluster.fileroot={folder}",
