@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,17 +95,9 @@ class WeightStore:
         path = self.root / version.label
         if path.exists():
             raise InvalidInput(f"{path} exists already: another trainer writes to the same fileroot and trial")
-        aside = self.root / f".{version.label}.writing-{os.getpid()}"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        files, dtype = self._write_shards(aside, tensors)
-        files += [self._place_static(file, aside) for file in self._static]
-        manifest = _manifest(version, parent, dtype, files)
-        written = write_file(aside / MANIFEST, [memoryview(manifest)])
-        sync_folder(aside)
-        aside.rename(path)
-        sync_folder(self.root)
-        return WrittenVersion(version, path, written.sha256, sum(file.bytes for file in files))
+        head = {"version": {"term": version.term, "step": version.step}, "parent": parent.label if parent else None}
+        sha256, size = write_folder(path, head, tensors, self._place_static)
+        return WrittenVersion(version, path, sha256, size)
 
     def export(self, version: PolicyVersion, root: Path, keep_last: int | None) -> Path:
         """Put a version below another root too, by links where possible; the newest `keep_last` stay there."""
@@ -147,19 +139,41 @@ class WeightStore:
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
-    def _place_static(self, file: WrittenFile, folder: Path) -> WrittenFile:
-        _link_or_copy(self._shelf / file.name, folder / file.name)
-        return file
+    def _place_static(self, folder: Path) -> list[WrittenFile]:
+        for file in self._static:
+            _link_or_copy(self._shelf / file.name, folder / file.name)
+        return self._static
 
-    def _write_shards(self, folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[WrittenFile], str]:
-        shards: list[tuple[WrittenFile, list[str]]] = []
-        dtypes: set[torch.dtype] = set()
-        for index, shard in enumerate(_shards(tensors)):
-            dtypes |= {tensor.dtype for _, tensor in shard}
-            file = write_file(folder / f"shard-{index}", safetensors_buffers(shard))
-            shards.append((file, [name for name, _ in shard]))
-        files = _name_shards(folder, shards)
-        return files, "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+def write_folder(
+    path: Path,
+    head: Mapping[str, object],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    place_static: Callable[[Path], Sequence[WrittenFile]],
+) -> tuple[str, int]:
+    """Write a model's folder aside, then give it its name.
+
+    Args:
+        path: Of the folder; it does not exist.
+        head: First entries of the manifest.
+        tensors: Name and CPU tensor, in the order of the files; taken one shard at a time.
+        place_static: Puts the other files into the folder that it is given.
+
+    Returns:
+        sha256 of the manifest (hex), and the bytes of all files that it names.
+    """
+    aside = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    files, dtype = _write_shards(aside, tensors)
+    files += place_static(aside)
+    described = [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in files]
+    manifest = json.dumps({**head, "dtype": dtype, "files": described}, indent=1)
+    written = write_file(aside / MANIFEST, [memoryview(manifest.encode())])
+    sync_folder(aside)
+    aside.rename(path)
+    sync_folder(path.parent)
+    return written.sha256, sum(file.bytes for file in files)
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, object], str]:
@@ -230,6 +244,17 @@ def safetensors_buffers(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator
         yield flat.numpy().data.cast("B")
 
 
+def _write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[WrittenFile], str]:
+    shards: list[tuple[WrittenFile, list[str]]] = []
+    dtypes: set[torch.dtype] = set()
+    for index, shard in enumerate(_shards(tensors)):
+        dtypes |= {tensor.dtype for _, tensor in shard}
+        file = write_file(folder / f"shard-{index}", safetensors_buffers(shard))
+        shards.append((file, [name for name, _ in shard]))
+    files = _name_shards(folder, shards)
+    return files, "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
 def _shards(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
     shard: list[tuple[str, torch.Tensor]] = []
     size = 0
@@ -262,16 +287,6 @@ def _name_shards(folder: Path, shards: Sequence[tuple[WrittenFile, list[str]]]) 
 def _renamed(folder: Path, file: WrittenFile, name: str) -> WrittenFile:
     (folder / file.name).rename(folder / name)
     return WrittenFile(name, file.bytes, file.sha256)
-
-
-def _manifest(version: PolicyVersion, parent: PolicyVersion | None, dtype: str, files: Sequence[WrittenFile]) -> bytes:
-    content = {
-        "version": {"term": version.term, "step": version.step},
-        "parent": parent.label if parent else None,
-        "dtype": dtype,
-        "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in files],
-    }
-    return json.dumps(content, indent=1).encode()
 
 
 def _chunks(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:

@@ -76,7 +76,7 @@ class TorchWorker:
         engine.version = step
         if engine.needs_prox_logp:
             with self._phases(Phase.LOGPROB):
-                batch = batch.with_(prox_logp=engine.compute_logp(batch))
+                batch = batch.with_(prox_logp=engine.compute_prox_logp(batch))
         if engine.has_ref:
             with self._phases(Phase.REF_LOGPROB):
                 batch = batch.with_(ref_logp=engine.compute_ref_logp(batch))
