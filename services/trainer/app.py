@@ -30,6 +30,7 @@ from services.trainer.phases import Phase, Phases
 from services.trainer.ranks import Ranks, follow, rank_of_this_process
 from services.trainer.schedule import RunLength
 from services.trainer.statistics import StatsLogger
+from services.trainer.tracing import PhaseTrace, trace
 from services.trainer.warm_start import WarmStartPlan, plan_warm_start
 from services.trainer.worker import TorchWorker
 
@@ -135,6 +136,7 @@ class Trainer:
             start_task=supervisor.start,
             evaluation_tasks=data.evaluation_tasks,
             warm_start=data.warm_start,
+            trace=self._trace(),
         )
         self.loop = TrainLoop(parts, start)
         try:
@@ -142,6 +144,12 @@ class Trainer:
         finally:
             self.statistics.close()
             await controller.close()
+
+    def _trace(self) -> PhaseTrace | None:
+        settings = self.config.perf_tracer
+        if not settings.enabled:
+            return None
+        return trace(self.phases, self.config.paths.traces / "trainer.json", settings.save_interval)
 
 
 async def _find_controller(names: NameClient) -> str:

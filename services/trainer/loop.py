@@ -38,6 +38,7 @@ from services.trainer.ranks import Ranks
 from services.trainer.schedule import Due, RunLength
 from services.trainer.statistics import Stats, StatsLogger, batch_stats, evaluation_stats, timing_stats
 from services.trainer.tasks import Need, TaskFeeder
+from services.trainer.tracing import PhaseTrace
 from services.trainer.warm_start import WarmStartPlan
 from services.trainer.weights import WrittenVersion
 
@@ -90,6 +91,7 @@ class Parts:
     """Runs something beside the loop; its failure ends the process."""
     evaluation_tasks: Sequence[Task]
     warm_start: WarmStartPlan | None
+    trace: PhaseTrace | None = None
 
 
 @dataclass
@@ -150,6 +152,8 @@ class TrainLoop:
                 await self._step()
             await self._end()
         finally:
+            if self._parts.trace is not None:
+                self._parts.trace.flush()
             if self._feeding is not None:
                 self._feeding.cancel()
                 await asyncio.wait({self._feeding})
@@ -227,6 +231,7 @@ class TrainLoop:
 
     async def _step(self) -> None:
         step = self.progress.version.step
+        self._phases.mark(f"step {step}")
         started = time.monotonic()
         batch = await self._next_batch(step)
         if batch is None:
@@ -242,6 +247,8 @@ class TrainLoop:
         else:
             await self._skip(batch)
         await self._answer_saves()
+        if self._parts.trace is not None:
+            self._parts.trace.end_of_step()
 
     async def _next_batch(self, step: int) -> StepBatch | None:
         """The batch of a step; None: the run is to stop. Saves that are asked for meanwhile are made."""

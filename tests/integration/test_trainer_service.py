@@ -204,3 +204,19 @@ async def test_old_versions_go_when_no_server_needs_them(tmp_path: Path) -> None
         left = sorted(PolicyVersion.parse(path.name) for path in trial.config.paths.weights.glob("v*"))
     assert left == [PolicyVersion(1, 1), *(PolicyVersion(1, step) for step in (5, 6, 7, 8))]
     assert not list(trial.config.paths.weights.glob(".*"))
+
+
+async def test_the_trace_shows_every_phase_of_every_step(tmp_path: Path) -> None:
+    async with stage(tmp_path, steps=2, perf_tracer={"enabled": True}) as trial:
+        await train_to_the_end(trial)
+        text = (trial.config.paths.traces / "trainer.json").read_text()
+    events = orjson.loads(text.rstrip(",") + "]")
+    spans = [event for event in events if event["ph"] == "X"]
+    names = [span["name"] for span in spans]
+    for phase in ("wait_for_batch", "logprob", "advantages", "update", "commit"):
+        assert names.count(phase) == 2, phase
+    assert names.count("publish") == 3
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["step 0", "step 1"]
+    assert all(span["dur"] >= 0 for span in spans)
+    outer = [span for span in spans if span["name"] in ("wait_for_batch", "update", "commit")]
+    assert [span["ts"] for span in outer] == sorted(span["ts"] for span in outer)
