@@ -38,7 +38,7 @@ def pack(sizes: Sequence[int], capacity: int, *, min_bins: int = 1) -> list[list
     greedy = _best_fit_decreasing(sizes, capacity)
     fewest = min(len(sizes), max(min_bins, -(-sum(sizes) // capacity), 1))
     for num_bins in range(fewest, max(fewest + 1, len(greedy))):
-        bins = balance(sizes, num_bins)
+        bins = _balance(sizes, num_bins, good_enough=capacity)
         if max(sum(sizes[i] for i in part) for part in bins) <= capacity:
             return [part for part in bins if part]
     return greedy
@@ -51,29 +51,33 @@ def balance(sizes: Sequence[int], num_parts: int) -> list[list[int]]:
         >>> balance([8, 7, 6, 5, 4], 2)
         [[0, 1], [2, 3, 4]]
     """
+    return _balance(sizes, num_parts, good_enough=max(-(-sum(sizes) // num_parts), max(sizes, default=0)))
+
+
+def _balance(sizes: Sequence[int], num_parts: int, *, good_enough: int) -> list[list[int]]:
+    """`balance`, until the largest sum is at most `good_enough`."""
     parts = _largest_first(sizes, num_parts)
     sums = [sum(size for size, _ in part) for part in parts]
-    bound = max(-(-sum(sizes) // num_parts), max(sizes, default=0))
     for _ in range(MAX_EXCHANGES):
-        if max(sums) <= bound or not _relieve_fullest(parts, sums):
+        if max(sums) <= good_enough or not _relieve_fullest(parts, sums):
             break
     return sorted(sorted(index for _, index in part) for part in parts)
 
 
 Part = list[tuple[int, int]]
-"""(size, index), ascending."""
+"""(size, index), by ascending size."""
 
 
 def _largest_first(sizes: Sequence[int], num_parts: int) -> list[Part]:
-    """Deal the items, largest first, to the part with the smallest sum."""
+    """Deal the items, largest first, to the part with the smallest sum, and of those with the fewest items."""
     parts: list[Part] = [[] for _ in range(num_parts)]
-    heap = [(0, number) for number in range(num_parts)]
-    for size, index in sorted(((size, -index) for index, size in enumerate(sizes)), reverse=True):
-        total, number = heap[0]
-        heapq.heapreplace(heap, (total + size, number))
-        parts[number].append((size, -index))
+    heap = [(0, 0, number) for number in range(num_parts)]
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        size, (total, count, number) = sizes[index], heap[0]
+        heapq.heapreplace(heap, (total + size, count + 1, number))
+        parts[number].append((size, index))
     for part in parts:
-        part.sort()
+        part.reverse()
     return parts
 
 
@@ -98,6 +102,8 @@ def _even_out(full: Part, empty: Part, difference: int) -> int:
     target = difference / 2
     best = (target, 0, -1, -1)
     for i, (size, _) in enumerate(full):
+        if best[0] < 1:
+            break
         j = bisect_left(empty, (size - target, -1))
         for k in (j - 1, j):
             given_back = empty[k][0] if 0 <= k < len(empty) else 0

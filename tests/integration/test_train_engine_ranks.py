@@ -29,6 +29,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "data, sequence ratio": {"allocation": D2, "importance_sampling_level": "sequence", **FROM_BEHAVIOUR},
     "data, m2po": {"allocation": D2, "m2_threshold": 0.05},
     "data, checkpointing": {"allocation": D2, "gradient_checkpointing": True},
+    "data, adapters": {"allocation": D2, "use_lora": True, "lora_rank": 4, "optimizer": ADAM},
+    "data, reference": {"allocation": D2, "kl_ctl": 0.1, "ref": "llama"},
     "data, padded": {"allocation": D2, "attn_impl": "eager"},
     "tensor": {"allocation": T2, "optimizer": ADAM},
     "tensor, norms over heads": {"allocation": T2, "model": "qwen3"},
@@ -52,6 +54,8 @@ def build(folder: Path, scenario: dict[str, Any], *, is_alone: bool) -> TrainEng
     if is_alone:
         options["allocation"] = "sglang:d1+d1"
     model = folder / options.pop("model")
+    if "ref" in options:
+        options["ref"] = {"path": str(folder / options["ref"]), "init_from_scratch": True, "dtype": "float32"}
     return TrainEngine(experiment(model, **options), total_train_steps=10)
 
 
