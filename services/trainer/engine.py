@@ -80,6 +80,11 @@ class TrainEngine:
             self._optimization = Optimization(self.config.optimizer, self._trained(), total_train_steps)
         self._planner = self._new_planner(self._policy, self.config.mb_spec)
         self._plan: tuple[SampleBatch, list[MiniBatch]] | None = None
+        self._is_offloaded = False
+        if config.enable_offload and self.ranks.device.type == "cpu":
+            raise InvalidInput(
+                "enable_offload moves weights from a GPU to the host; there is no GPU here: set it to false"
+            )
 
     @property
     def rank(self) -> int:
@@ -199,6 +204,7 @@ class TrainEngine:
 
     def sft_step(self, sequences: Sequence[TokenSequence], *, label_smoothing: float = 0.0) -> UpdateResult:
         """One step of cross-entropy on the marked tokens; goes on to the next learning rate. Collective."""
+        self.onload()
         optimization = self._require_optimization()
         batch = _batch_of(sequences)
         minibatches = self._planner.plan(batch, 1)
@@ -240,6 +246,7 @@ class TrainEngine:
 
         Frozen weights are not part of it: they are what the model's folder or seed says.
         """
+        self.onload()
         optimization = self._require_optimization()
         trained = {name: p for name, p in self._policy.lm.named_parameters() if p.requires_grad}
         weights = {name: parameter.detach() for name, parameter in trained.items()}
@@ -255,7 +262,28 @@ class TrainEngine:
         self._require_optimization().set_step(int(state["lr_step"]))
         torch.set_rng_state(state["rng"])
 
+    def offload(self) -> None:
+        """Move weights, moments and the reference to host memory; they come back when they are next needed."""
+        self._move_to(torch.device("cpu"))
+        self._is_offloaded = True
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Move everything back to where it computes, if it is not there."""
+        if self._is_offloaded:
+            self._move_to(self.ranks.device)
+            self._is_offloaded = False
+
+    def _move_to(self, device: torch.device) -> None:
+        for policy in (self._policy, self._ref):
+            if policy is not None:
+                policy.to(device)
+        if self._optimization is not None:
+            self._optimization.move_to(device)
+
     def _published(self, parameters: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        self.onload()
         dtype, found = getattr(torch, self.config.dtype), {}
         for name, parameter in parameters:
             if self.rank == 0:
@@ -296,6 +324,7 @@ class TrainEngine:
 
     def _minibatches(self, batch: SampleBatch) -> list[MiniBatch]:
         """The plan for a batch; worked out once for all the passes of a step."""
+        self.onload()
         known = self._plan
         if known is None or known[0].input_ids is not batch.input_ids or known[0].loss_mask is not batch.loss_mask:
             self._plan = known = (batch, self._planner.plan(batch, self.config.ppo_n_minibatches))

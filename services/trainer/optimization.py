@@ -54,6 +54,13 @@ class Optimization:
         trained = {id(parameter) for parameter in self.parameters}
         return {name: self._state(parameter) for name, parameter in names.items() if id(parameter) in trained}
 
+    def move_to(self, device: torch.device) -> None:
+        """Move the optimizer's tensors; a step counter that lives on the CPU stays there."""
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and (name != "step" or self.config.type == "adam"):
+                    state[name] = value.to(device)
+
     def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.optimizer.state[parameter]
         if not state and self.config.type != "sgd":

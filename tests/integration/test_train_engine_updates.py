@@ -314,3 +314,21 @@ def test_logprobs_of_published_weights_are_those_of_the_update(model: Path) -> N
     engine, batch = make_engine(model, optimizer=ADAM), make_batch()
     step(engine, 0)
     torch.testing.assert_close(engine.compute_logp(batch), plain_logp(engine, batch), rtol=1e-5, atol=2e-5)
+
+
+def test_offloading_without_a_gpu_is_refused(model: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no GPU here"):
+        TrainEngine(experiment(model).model_copy(update={"enable_offload": True}), total_train_steps=1)
+
+
+def test_what_was_offloaded_comes_back_when_it_is_needed(model: Path) -> None:
+    offloaded, stayed = make_engine(model, optimizer=ADAM), make_engine(model, optimizer=ADAM)
+    for seed in range(2):
+        step(stayed, seed)
+        step(offloaded, seed)
+        offloaded.offload()
+    assert_bit_equal(weights(offloaded), weights(stayed))
+    offloaded.offload()
+    step(stayed, 2)
+    step(offloaded, 2)
+    assert_bit_equal(state_of(offloaded), state_of(stayed))
