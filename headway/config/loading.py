@@ -26,9 +26,11 @@ from headway.config.section import NoMeaning
 from headway.config.source import apply_overrides, read_file, resolve, take_out_scalars
 from headway.config.spelling import as_written, take_out_double_spellings
 from headway.config.translate import translate, without
+from headway.config.unread import UNREAD
 from headway.errors import InvalidInput
 
 log = logging.getLogger(__name__)
+INDEX = re.compile(r"\.\d+")
 WHOLE_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 ATTEMPTS = 5
 """How often a file is validated again without what was found wrong: each time shows what the last one could not see."""
@@ -81,7 +83,7 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
         told = [(as_written(conflict.keys[0], resolved), conflict) for conflict in conflicts]
         problems += [Problem(key, conflict.message) for key, conflict in told if not conflict.is_note]
         notes += [(key, conflict.message) for key, conflict in told if conflict.is_note]
-        notes += _without_meaning(resolved, given) + unknown_flags(config)
+        notes += _without_effect(resolved, given) + unknown_flags(config)
     if problems or config is None:
         first = {problem.key: problem for problem in reversed(problems)}
         told_problems = [problem for key, problem in first.items() if not _is_echo(key, data, first.keys())]
@@ -152,14 +154,16 @@ def _given(data: Any, prefix: str = "") -> set[str]:
     return keys
 
 
-def _without_meaning(data: Any, given: Set[str]) -> list[tuple[str, str]]:
-    """(key, why) of every key that is set, not to its default, and marked to have no meaning here."""
+def _without_effect(data: Any, given: Set[str]) -> list[tuple[str, str]]:
+    """(key, why) of every key that is set to anything but its default, and that nothing here follows."""
     notes = []
     for key in sorted(given):
         field = field_at(ExperimentConfig, key)
-        marks = [mark for mark in field.metadata if isinstance(mark, NoMeaning)] if field is not None else []
-        if field is not None and marks and value_at(data, key)[1] != field.default:
-            notes.append((key, marks[0].why))
+        if field is None or value_at(data, key)[1] == field.get_default(call_default_factory=False):
+            continue
+        marks = [mark.why for mark in field.metadata if isinstance(mark, NoMeaning)]
+        if marks or INDEX.sub(".0", key) in UNREAD:
+            notes.append((key, marks[0] if marks else "nothing acts on it in this version"))
     return notes
 
 

@@ -1,0 +1,32 @@
+"""Keys that nothing acts on in this version. Set to anything but their default, they are told in a note at load.
+
+A test compares this list with what the code reads: a key that gains its reader leaves it, one that loses it enters.
+Lists of sections appear as `key.0`.
+"""
+
+UNREAD: frozenset[str] = frozenset(
+    {
+        "rollout.enable_rollout_tracing",
+        "rollout.dump_to_file",
+        "rollout.check_trajectory_format",
+        "rollout.setup_timeout",
+        "rollout.pause_grace_period",
+        "rollout.lora_name",
+        "rollout.scheduling_spec.0.cpu",
+        "rollout.scheduling_spec.0.gpu",
+        "rollout.scheduling_spec.0.mem",
+        "rollout.scheduling_spec.0.image",
+        "actor.mb_spec.packing",
+        "actor.scheduling_spec.0.cpu",
+        "actor.scheduling_spec.0.gpu",
+        "actor.scheduling_spec.0.mem",
+        "actor.scheduling_spec.0.image",
+        "actor.weight_update_mode",
+        "ref.mb_spec",
+        "ref.mb_spec.packing",
+        "recover.retries",
+        "perf_tracer.session_tracer",
+        "perf_tracer.session_tracer.enabled",
+        "perf_tracer.session_tracer.flush_threshold",
+    }
+)
