@@ -1,6 +1,6 @@
 """HTTP to one engine server: every call has a deadline, every failure is one of three kinds."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -52,7 +52,7 @@ class EngineHttp:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerGone(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         """The payloads of a stream of server-sent events, without `[DONE]`.
 
         Raises:

@@ -10,6 +10,7 @@ makes hundreds of short samples a second cheap, and lets the engine share the pr
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -124,9 +125,10 @@ class EngineServer:
 
     async def _stream(self, pieces: Sequence[Piece]) -> None:
         path, body = self.dialect.generate_call(pieces)
-        async for payload in self.http.stream(path, body):
-            self.num_events += 1
-            self._apply(payload, pieces)
+        async with aclosing(self.http.stream(path, body)) as events:
+            async for payload in events:
+                self.num_events += 1
+                self._apply(payload, pieces)
 
     def _apply(self, payload: bytes, pieces: Sequence[Piece]) -> None:
         """Feed one event to its piece; one that cannot be believed ends that piece, or all when it names none.

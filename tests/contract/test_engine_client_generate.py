@@ -1,4 +1,4 @@
-"""A request, to SGLang or vLLM, brings tokens with their log-probs and versions, and goes on over what interrupts it."""
+"""A request, to SGLang or vLLM, brings tokens with log-probs and versions, and goes on over what interrupts it."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A reply that cannot be believed ends its sample, and no other one, as evidence_invalid: with the server and the reason."""
+"""A reply that cannot be believed ends its sample, and no other one, as evidence_invalid, with the reason."""
 
 import asyncio
 from collections.abc import Callable

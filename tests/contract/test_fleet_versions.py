@@ -1,4 +1,4 @@
-"""Every server is moved to a published version and proves it, or takes no requests; no pause is longer than it must be."""
+"""Every server is moved to a published version and proves it, or takes no requests; no pause is longer than needed."""
 
 import asyncio
 from pathlib import Path
