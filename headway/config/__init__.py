@@ -36,7 +36,7 @@ from headway.config.rollout import (
     RolloutConfig,
     WorkflowConfig,
 )
-from headway.config.show import save_resolved
+from headway.config.show import plain, save_resolved
 
 __all__ = [
     "ActorConfig",
@@ -73,6 +73,7 @@ __all__ = [
     "WarmStartConfig",
     "WorkflowConfig",
     "load_experiment",
+    "plain",
     "read_experiment",
     "require_runnable",
     "save_resolved",

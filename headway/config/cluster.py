@@ -14,7 +14,7 @@ class NameResolveConfig(Section):
     type: Literal["etcd3", "nfs", "ray", "memory"] = "etcd3"
     """`etcd3` (the production store), `nfs` (files in a shared folder), `ray` (an actor of a Ray cluster), or `memory`
     (inside the one name-resolve process; everything is forgotten when it ends)."""
-    nfs_record_root: Annotated[str, NullMeans("{cluster.fileroot}/name_resolve")] = ""
+    nfs_record_root: Annotated[str, NullMeans("{cluster.fileroot}/name_resolve")] = "runs/name_resolve"
     """Folder of the `nfs` store, visible to every machine."""
     etcd3_addr: str | None = None
     """`host:port[,host:port]` of etcd; null: `headway up` starts one."""

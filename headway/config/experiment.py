@@ -147,7 +147,6 @@ class ExperimentConfig(Section):
             root = Path(fileroot or self.cluster.fileroot).expanduser().absolute()
             return root / kind / user_name() / self.experiment_name / self.trial_name
 
-        names = self.cluster.name_resolve.nfs_record_root or f"{self.cluster.fileroot}/name_resolve"
         return RunPaths(
             run=at("run"),
             logs=at("logs", self.stats_logger.fileroot),
@@ -158,7 +157,6 @@ class ExperimentConfig(Section):
             eval_rollouts=at("eval-rollout", self.evaluator.fileroot),
             journal=at("journal"),
             traces=at("traces", self.perf_tracer.fileroot),
-            names=Path(names).expanduser().absolute(),
         )
 
 
@@ -172,7 +170,19 @@ def filled_in(data: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if (value := value_in.get(value_name)) is not None:
             section[name] = value
+    _fill_record_root(filled)
     return filled
+
+
+def _fill_record_root(data: dict[str, Any]) -> None:
+    """`{cluster.fileroot}/name_resolve`, where the file has no folder for the names."""
+    cluster, _ = _section_of(data, "cluster.name_resolve")
+    if cluster is None:
+        return
+    names = cluster.get("name_resolve") or {}
+    root = cluster.get("fileroot") or ClusterConfig.model_fields["fileroot"].default
+    if isinstance(names, dict) and not names.get("nfs_record_root"):
+        cluster["name_resolve"] = {**names, "nfs_record_root": f"{root}/name_resolve"}
 
 
 def _copied(value: Any) -> Any:

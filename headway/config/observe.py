@@ -31,6 +31,8 @@ class WandBConfig(Section):
     """Passed on."""
     tags: list[str] | None = None
     """Passed on."""
+    config: dict[str, Any] | None = None
+    """Passed on; null: the whole configuration, secrets masked."""
     id_suffix: str | None = "train"
     """Ends the run's id, so that a recovered trial continues its curves."""
 
@@ -56,7 +58,7 @@ class SwanLabConfig(Section):
     name: str | None = None
     """null: the trial's name."""
     config: dict[str, Any] | None = None
-    """Passed on."""
+    """Passed on; null: the whole configuration, secrets masked."""
     logdir: str | None = None
     """Folder of its files; null: below the run's logs."""
     api_key: SecretStr | None = None

@@ -32,8 +32,6 @@ class RunPaths:
     """The rollout controller's journal."""
     traces: Path
     """Chrome traces and `sessions.jsonl`."""
-    names: Path
-    """Files of the `nfs` name-resolve store, shared by all runs."""
 
 
 def user_name() -> str:

@@ -1,6 +1,5 @@
 """Name-resolve as a process: one store, one feed of its changes, one gRPC server. Stateless; run as many as wanted."""
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,21 +72,12 @@ def _etcd_store(config: NameResolveConfig) -> Store:
     endpoints = [address.strip() for address in config.etcd3_addr.split(",")]
     login = Login(
         user=config.etcd3_user or "",
-        password=_password(config),
+        password=config.password() or "",
         ca=_bytes_of(config.etcd3_ca_file),
         certificate=_bytes_of(config.etcd3_cert_file),
         key=_bytes_of(config.etcd3_key_file),
     )
     return EtcdStore(endpoints, login)
-
-
-def _password(config: NameResolveConfig) -> str:
-    if config.etcd3_password is not None:
-        return config.etcd3_password.get_secret_value()
-    file = os.environ.get("HEADWAY_ETCD_PASSWORD_FILE")
-    if file:
-        return Path(file).read_text(encoding="utf-8").strip()
-    return os.environ.get("HEADWAY_ETCD_PASSWORD", "")
 
 
 def _bytes_of(file: str | None) -> bytes | None:

@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from headway.config import ExperimentConfig
+from headway.config import ExperimentConfig, plain
 from headway.core.trajectory import Group, Outcome
 from headway.core.version import PolicyVersion
 from services.trainer.controller_client import EvaluatedTask, FetchedBatch
@@ -204,8 +204,8 @@ class WandBSink:
     def __init__(self, config: ExperimentConfig) -> None:
         wandb = importlib.import_module("wandb")
         settings = config.stats_logger.wandb
-        if settings.wandb_api_key is not None:
-            wandb.login(key=settings.wandb_api_key.get_secret_value(), host=settings.wandb_base_url)
+        if key := settings.key():
+            wandb.login(key=key, host=settings.wandb_base_url)
         name = settings.name or config.trial_name
         self._run: Any = wandb.init(
             mode=settings.mode,
@@ -219,7 +219,7 @@ class WandBSink:
             notes=settings.notes,
             tags=settings.tags,
             dir=str(config.paths.logs),
-            config=config.model_dump(mode="json"),
+            config=settings.config or plain(config),
         )
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
@@ -235,14 +235,14 @@ class SwanLabSink:
     def __init__(self, config: ExperimentConfig) -> None:
         swanlab = importlib.import_module("swanlab")
         settings = config.stats_logger.swanlab
-        if settings.api_key is not None:
-            swanlab.login(api_key=settings.api_key.get_secret_value())
+        if key := settings.key():
+            swanlab.login(api_key=key)
         self._run: Any = swanlab.init(
             mode=settings.mode,
             project=settings.project or config.experiment_name,
             experiment_name=settings.name or config.trial_name,
             logdir=settings.logdir or str(config.paths.logs / "swanlab"),
-            config=settings.config or config.model_dump(mode="json"),
+            config=settings.config or plain(config),
         )
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
