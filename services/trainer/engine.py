@@ -1,12 +1,11 @@
 """The train engine: a model, its optimizer, and what the trainer's loop asks of them.
 
 Every rank calls every method with the same whole batch; the engine spreads the samples over ranks and gives the same
-result on all of them. Rounding apart, no result depends on the number of ranks, the token budget or the layout.
-Guarantee: a mini-batch whose loss or gradient is not finite moves neither parameters nor moments.
+result on all of them. Rounding apart, no result depends on the number of ranks, the token budget or the layout:
+test_train_engine_equality.py, test_train_engine_ranks.py.
 """
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,19 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
-from headway.algorithm.advantages import compute_advantages, old_logp
+from headway.algorithm.advantages import compute_advantages
 from headway.algorithm.batch import SampleBatch
-from headway.algorithm.losses import PolicyTokens, policy_loss
-from headway.algorithm.proximal import approximations, second_moment_mask
-from headway.algorithm.statistics import (
-    TokenStatistics,
-    approximation_statistics,
-    batch_statistics,
-    effective_sample_size,
-    loss_statistics,
-)
+from headway.algorithm.statistics import TokenStatistics, batch_statistics, effective_sample_size
 from headway.config import ExperimentConfig
-from headway.config.actor import OptimizerConfig
+from headway.config.actor import MicroBatchSpec, OptimizerConfig
 from headway.core.trajectory import Group, Trajectory
 from headway.errors import InvalidInput
 from services.trainer import lora
@@ -39,6 +30,7 @@ from services.trainer.layout import MicroBatch
 from services.trainer.model import Policy, has_dropout, load_policy
 from services.trainer.optimization import Optimization
 from services.trainer.plan import MiniBatch, Planner
+from services.trainer.update import Moved, Updater
 
 TokenSequence = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """([L] token ids, [L] true where the supervised loss is taken)."""
@@ -72,13 +64,15 @@ class TrainEngine:
         self._policy = self._load_policy(config)
         self._has_dropout = has_dropout(self._policy.lm)
         self._ref: Policy | None = None
+        self._ref_planner: Planner | None = None
         self._ref_is_base = self.config.kl_ctl > 0 and self._shares_base(config)
         if self.config.kl_ctl > 0 and not self._ref_is_base:
-            self._ref = self._load_ref(config)
+            self._load_ref(config)
         self._optimization: Optimization | None = None
         if self.config.optimizer is not None:
             self._optimization = Optimization(self.config.optimizer, self._trained(), total_train_steps)
         self._planner = self._new_planner(self._policy, self.config.mb_spec)
+        self._updater = Updater(self._policy, self.config, self.ranks)
         self._plan: tuple[SampleBatch, list[MiniBatch]] | None = None
         self._is_offloaded = False
         if config.enable_offload and self.ranks.device.type == "cpu":
@@ -129,8 +123,7 @@ class TrainEngine:
 
     def compute_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the current policy, 0 where `loss_mask` is false. Collective."""
-        micro_batches = [m for minibatch in self._minibatches(batch) for m in minibatch.micro_batches]
-        return self._score(self._policy, micro_batches, batch)
+        return self._score(self._policy, self._minibatches(batch), batch)
 
     def compute_prox_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the policy at the start of the step, as `ppo_update` needs them. Collective.
@@ -138,17 +131,17 @@ class TrainEngine:
         Those of the first mini-batch are 0 where its own forward pass gives them.
         """
         minibatches = self._minibatches(batch)[1 if self._first_is_proximal else 0 :]
-        return self._score(self._policy, [m for part in minibatches for m in part.micro_batches], batch)
+        return self._score(self._policy, minibatches, batch)
 
     def compute_ref_logp(self, batch: SampleBatch) -> Tensor:
         """[T] float32 log-probs under the reference model, 0 where `loss_mask` is false. Collective."""
-        micro_batches = [m for minibatch in self._minibatches(batch) for m in minibatch.micro_batches]
-        if self._ref is not None:
-            return self._score(self._ref, micro_batches, batch)
+        self.onload()
+        if self._ref is not None and self._ref_planner is not None:
+            return self._score(self._ref, self._ref_planner.plan(batch, 1), batch)
         if not self._ref_is_base:
             raise InvalidInput("there is no reference model: actor.kl_ctl is 0")
         with lora.adapters_off(self._policy.lm):
-            return self._score(self._policy, micro_batches, batch)
+            return self._score(self._policy, self._minibatches(batch), batch)
 
     def compute_advantages(self, batch: SampleBatch) -> SampleBatch:
         """Fill in rewards, advantages and returns; see `headway.algorithm.advantages`."""
@@ -165,23 +158,17 @@ class TrainEngine:
         if batch.prox_logp is None and self.needs_prox_logp:
             raise ValueError("the batch has no prox_logp: call compute_prox_logp first")
         optimization = self._require_optimization()
-        statistics, results = TokenStatistics(), []
+        statistics, steps = TokenStatistics(), []
         for number, minibatch in enumerate(self._minibatches(batch)):
             known = batch.with_(prox_logp=None) if number == 0 and self._first_is_proximal else batch
-            results.append(self._update(minibatch, known, statistics, optimization))
+            steps.append(self._updater.policy_step(minibatch, known, self.version, optimization, statistics))
         self._plan = None
         update = statistics.result(self.ranks.reduce)
-        update |= effective_sample_size(update)
-        update |= {
-            "lr": optimization.lr,
-            "grad_norm": float(np.mean([norm for norm, _ in results])) if results else math.nan,
-            "update_successful": float(np.mean([ok for _, ok in results])) if results else 0.0,
-            "skipped_minibatches": float(sum(not ok for _, ok in results)),
-        }
+        update |= effective_sample_size(update) | _step_statistics(steps) | {"lr": optimization.lr}
         before = batch_statistics(batch, self.config, self.version)
         stats = {f"ppo_actor/{name}": value for name, value in before.items()}
         stats |= {f"ppo_actor/update/{name}": value for name, value in update.items()}
-        return UpdateResult(stats, applied=any(ok for _, ok in results))
+        return UpdateResult(stats, applied=any(step.applied for step in steps))
 
     def step_lr_scheduler(self) -> None:
         """Go on to the learning rate of the next train step."""
@@ -207,24 +194,17 @@ class TrainEngine:
         self.onload()
         optimization = self._require_optimization()
         batch = _batch_of(sequences)
-        minibatches = self._planner.plan(batch, 1)
+        micro_batches = _all_micro_batches(self._planner.plan(batch, 1))
         total = int(batch.loss_mask.sum())
-        self._policy.train()
-        loss_sum = torch.zeros((), device=self.ranks.device)
-        for micro_batch in (m for minibatch in minibatches for m in minibatch.micro_batches):
-            scored = self._policy(micro_batch.to(self.ranks.device))
-            losses = -(1 - label_smoothing) * scored.logp - label_smoothing * scored.uniform_logp
-            self._backward(losses.sum(), total)
-            loss_sum += losses.detach().sum()
-        norm, moved = optimization.update() if total else (0.0, False)
+        step = self._updater.supervised_step(micro_batches, total, label_smoothing, optimization)
         stats = {
-            "sft/loss": float(self.ranks.reduce(loss_sum, "sum")) / max(total, 1),
+            "sft/loss": step.loss,
             "sft/n_valid_tokens": float(total),
-            "sft/grad_norm": norm,
+            "sft/grad_norm": step.grad_norm,
             "sft/lr": optimization.lr,
         }
         optimization.set_step(optimization.step + 1)
-        return UpdateResult(stats, applied=moved)
+        return UpdateResult(stats, applied=step.applied)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """All weights, under transformers' names, on the CPU, in the published dtype; tied ones once. Collective.
@@ -247,11 +227,10 @@ class TrainEngine:
         Frozen weights are not part of it: they are what the model's folder or seed says.
         """
         self.onload()
-        optimization = self._require_optimization()
         trained = {name: p for name, p in self._policy.lm.named_parameters() if p.requires_grad}
         weights = {name: parameter.detach() for name, parameter in trained.items()}
-        moments = optimization.named_state(trained)
-        step = torch.tensor(optimization.step)
+        moments = self._optimization.named_state(trained) if self._optimization is not None else {}
+        step = torch.tensor(self._optimization.step if self._optimization is not None else 0)
         return {"model": weights, "optimizer": moments, "lr_step": step, "rng": torch.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -259,7 +238,8 @@ class TrainEngine:
         own = self.state_dict()
         for part in ("model", "optimizer"):
             _copy_into(own[part], state[part])
-        self._require_optimization().set_step(int(state["lr_step"]))
+        if self._optimization is not None:
+            self._optimization.set_step(int(state["lr_step"]))
         torch.set_rng_state(state["rng"])
 
     def offload(self) -> None:
@@ -303,15 +283,15 @@ class TrainEngine:
         same = ref is not None and (ref.path, ref.init_from_scratch) == (actor.path, actor.init_from_scratch)
         return actor.use_lora and same
 
-    def _load_ref(self, config: ExperimentConfig) -> Policy:
+    def _load_ref(self, config: ExperimentConfig) -> None:
         if config.ref is None:
             raise InvalidInput("actor.kl_ctl is above 0: a `ref` section is needed")
         ref = load_policy(config.ref, temperature=self.config.temperature, seed=config.seed)
         ref.requires_grad_(False)
         place(ref, config.ref, self.ranks, torch.float32)
-        return ref
+        self._ref, self._ref_planner = ref, self._new_planner(ref, config.ref.mb_spec)
 
-    def _new_planner(self, policy: Policy, spec: Any) -> Planner:
+    def _new_planner(self, policy: Policy, spec: MicroBatchSpec) -> Planner:
         return Planner(spec, rank=self.ranks.data_rank, world_size=self.ranks.data_size, is_packed=policy.is_packed)
 
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -331,78 +311,26 @@ class TrainEngine:
         return known[1]
 
     @torch.no_grad()
-    def _score(self, policy: Policy, micro_batches: Sequence[MicroBatch], batch: SampleBatch) -> Tensor:
+    def _score(self, policy: Policy, minibatches: Sequence[MiniBatch], batch: SampleBatch) -> Tensor:
         policy.eval()
         found = torch.zeros(batch.num_tokens)
-        for micro_batch in micro_batches:
+        for micro_batch in _all_micro_batches(minibatches):
             found[micro_batch.tokens] = policy(micro_batch.to(self.ranks.device)).logp.cpu()
         return self.ranks.reduce(found, "sum")
 
-    def _update(
-        self, minibatch: MiniBatch, batch: SampleBatch, statistics: TokenStatistics, optimization: Optimization
-    ) -> tuple[float, bool]:
-        """One optimizer step: the gradient's norm, and whether anything was moved."""
-        self._policy.train()
-        total, kept = self._kept_tokens(minibatch, batch)
-        loss_sum = torch.zeros((), device=self.ranks.device)
-        for micro_batch in minibatch.micro_batches:
-            scored = self._policy(micro_batch.to(self.ranks.device))
-            tokens = self._policy_tokens(micro_batch, batch, kept, scored.logp)
-            loss = policy_loss(scored.logp, tokens, self.config)
-            self._backward(loss.loss.sum(), total)
-            loss_sum += loss.loss.detach().sum()
-            numbers = loss_statistics(
-                scored.logp, scored.entropy, tokens, loss, is_decoupled=self.config.use_decoupled_loss
-            )
-            if self.config.use_decoupled_loss and self.config.prox_logp_method == "metrics":
-                numbers |= self._approximation_statistics(micro_batch, batch, tokens, scored.logp)
-            statistics.add(numbers)
-        if not math.isfinite(float(self.ranks.reduce(loss_sum, "sum"))):
-            optimization.optimizer.zero_grad(set_to_none=True)
-            return math.nan, False
-        return optimization.update()
 
-    def _kept_tokens(self, minibatch: MiniBatch, batch: SampleBatch) -> tuple[int, Tensor]:
-        """Tokens in the loss of a mini-batch, and [T] bool which of them M2PO keeps. The same on every rank."""
-        chosen = torch.zeros(batch.num_samples, dtype=torch.bool)
-        chosen[list(minibatch.samples)] = True
-        mine = chosen[batch.sample_ids] & batch.loss_mask
-        if self.config.m2_threshold is None:
-            return int(mine.sum()), mine
-        if batch.prox_logp is None:
-            raise InvalidInput("actor.m2_threshold needs recomputed log-probs: prox_logp_method recompute or metrics")
-        kept = second_moment_mask(batch.logprobs[mine], batch.prox_logp[mine], self.config.m2_threshold)
-        return int(mine.sum()), mine.masked_scatter(mine, kept)
+def _all_micro_batches(minibatches: Sequence[MiniBatch]) -> list[MicroBatch]:
+    return [micro_batch for minibatch in minibatches for micro_batch in minibatch.micro_batches]
 
-    def _policy_tokens(self, micro_batch: MicroBatch, batch: SampleBatch, kept: Tensor, logp: Tensor) -> PolicyTokens:
-        if batch.advantages is None:
-            raise ValueError("the batch has no advantages: call compute_advantages first")
-        where, device = micro_batch.tokens, self.ranks.device
-        behaviour = old_logp(batch, self.config)[where].to(device)
-        prox = behaviour
-        if self.config.use_decoupled_loss and self.config.prox_logp_method == "loglinear":
-            versions = batch.versions[where].to(device)
-            prox = approximations(logp, behaviour, versions, self.version)["loglinear"]
-        elif self.config.use_decoupled_loss:
-            prox = logp.detach() if batch.prox_logp is None else batch.prox_logp[where].to(device)
-        return PolicyTokens(
-            behaviour_logp=behaviour,
-            prox_logp=prox,
-            advantages=batch.advantages[where].to(device),
-            sample_ids=batch.sample_ids[where].to(device),
-            kept=kept[where].to(device),
-        )
 
-    def _approximation_statistics(
-        self, micro_batch: MicroBatch, batch: SampleBatch, tokens: PolicyTokens, logp: Tensor
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        versions = batch.versions[micro_batch.tokens].to(self.ranks.device)
-        candidates = approximations(logp, tokens.behaviour_logp, versions, self.version)
-        return approximation_statistics(candidates, tokens.prox_logp, tokens.behaviour_logp)
-
-    def _backward(self, loss_sum: Tensor, total: int) -> None:
-        """Add to the gradients those of sum / total; FSDP2 averages over ranks, which is undone here."""
-        (loss_sum * (self.ranks.data_size / total)).backward()  # type: ignore[no-untyped-call]
+def _step_statistics(steps: Sequence[Moved]) -> dict[str, float]:
+    """Over the optimizer steps of an update; the norm is the mean of those that were applied."""
+    norms = [step.grad_norm for step in steps if step.applied]
+    found = {
+        "update_successful": sum(step.applied for step in steps) / max(1, len(steps)),
+        "skipped_minibatches": float(sum(not step.applied for step in steps)),
+    }
+    return found | ({"grad_norm": sum(norms) / len(norms)} if norms else {})
 
 
 def _batch_of(sequences: Sequence[TokenSequence]) -> SampleBatch:

@@ -213,6 +213,12 @@ def test_the_reference_stays_what_it_was(model: Path) -> None:
     assert found.kl_rewards[batch.loss_mask].abs().min() > 0
 
 
+def test_the_reference_may_have_a_layout_of_its_own(model: Path) -> None:
+    ref = {"path": str(model), "init_from_scratch": True, "attn_impl": "eager", "mb_spec": {"max_tokens_per_mb": 40}}
+    engine, batch = TrainEngine(experiment(model, kl_ctl=0.1, ref=ref), total_train_steps=1), make_batch()
+    torch.testing.assert_close(engine.compute_ref_logp(batch), engine.compute_logp(batch), rtol=1e-5, atol=2e-5)
+
+
 def test_without_kl_no_reference_is_built_and_with_it_one_is_needed(model: Path) -> None:
     assert not make_engine(model).has_ref
     with pytest.raises(InvalidInput, match="ref"):
