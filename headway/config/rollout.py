@@ -87,6 +87,8 @@ class RolloutConfig(Section):
     """How often a failed request is tried again, on another server where there is one."""
     pause_grace_period: NonNegativeFloat = 0.0
     """Seconds given to running requests to end by themselves before a weight update pauses them."""
+    max_unavailable: PositiveInt | None = None
+    """Engines that may take new weights at once; the others go on with the old ones meanwhile. null: all."""
     schedule_policy: Literal["round_robin", "least_load", "prefix_affinity"] = "round_robin"
     """How a server is chosen: in turn, by tokens in flight, or where the prompt's prefix is already cached."""
     lora_name: str = "default_lora"

@@ -9,8 +9,6 @@ UNREAD: frozenset[str] = frozenset(
         "rollout.enable_rollout_tracing",
         "rollout.dump_to_file",
         "rollout.check_trajectory_format",
-        "rollout.setup_timeout",
-        "rollout.pause_grace_period",
         "rollout.lora_name",
         "rollout.scheduling_spec.0.cpu",
         "rollout.scheduling_spec.0.gpu",

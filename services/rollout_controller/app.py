@@ -113,6 +113,9 @@ def fleet_options(config: ExperimentConfig) -> FleetOptions:
         policy=RoutingPolicy(config.rollout.schedule_policy),
         request_timeout_s=config.rollout.request_timeout,
         request_retries=config.rollout.request_retries,
+        max_unavailable=config.rollout.max_unavailable,
+        pause_grace_s=config.rollout.pause_grace_period,
+        setup_timeout_s=config.rollout.setup_timeout,
     )
 
 

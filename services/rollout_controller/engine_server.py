@@ -10,7 +10,7 @@ makes hundreds of short samples a second cheap, and lets the engine share the pr
 import asyncio
 import json
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import orjson
@@ -49,6 +49,7 @@ class EngineServer:
         self._queue: list[Piece] = []
         self._open: dict[str, Piece] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
         self._is_closed = False
 
     @property
@@ -75,6 +76,16 @@ class EngineServer:
             raise
         finally:
             self._open.pop(piece.rid, None)
+            if not self._open:
+                self._idle.set()
+
+    async def wait_until_idle(self, timeout_s: float) -> None:
+        """Wait until no piece is open, but no longer than this."""
+        if self._open and timeout_s > 0:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
 
     def lose(self, reason: str) -> None:
         """End every open piece: the server is gone, silent, or taken out. They go on elsewhere."""

@@ -25,7 +25,7 @@ import orjson
 from headway.core.evidence import Contradiction
 from headway.core.routing import RoutingPolicy, Wanted
 from headway.core.version import PolicyVersion
-from headway.errors import InvalidInput, StaleVersion
+from headway.errors import InvalidInput, StaleVersion, TimedOut
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from services.rollout_controller.engine_api import Dialect, ServerBusy, ServerGone, UpdateFailed
@@ -66,6 +66,10 @@ class FleetOptions:
     max_unavailable: int | None = None
     """Servers that may be updated at once; None: all."""
     update_timeout_s: float = 300.0
+    pause_grace_s: float = 0.0
+    """Requests get so long to end by themselves before an update pauses them."""
+    setup_timeout_s: float | None = None
+    """How long after the first published version the first server must be ready; None: for ever."""
     api_key: str = ""
     admin_key: str = ""
     """For pause, update and abort, where the engine has a key of its own for these; empty: the api key."""
@@ -129,6 +133,7 @@ class Fleet:
         self.request_timeout_s = options.request_timeout_s
         self.request_retries = options.request_retries
         self.update_timeout_s = options.update_timeout_s
+        self.pause_grace_s = options.pause_grace_s
         self.update_slot = asyncio.Semaphore(options.max_unavailable or UNLIMITED)
         self.target: PolicyVersion | None = None
         self._options = options
@@ -206,10 +211,19 @@ class Fleet:
             pause_s=max(pauses, default=0.0),
             total_s=self._clock() - began,
         )
-        log.info("%d of %d servers serve %s", report.num_moved, len(members), version.label)
+        log.info(
+            "%d of %d servers serve %s after %.3f s; longest pause %.3f s",
+            report.num_moved,
+            len(members),
+            version.label,
+            report.total_s,
+            report.pause_s,
+        )
         return report
 
     def _learn(self, version: PolicyVersion) -> None:
+        if not self._known and self._options.setup_timeout_s is not None:
+            self._supervisor.start("wait for the first server", self._expect_first_server(version))
         self._known[version] = None
         if len(self._known) > MAX_KNOWN:
             self._known.pop(next(iter(self._known)))
@@ -218,6 +232,18 @@ class Fleet:
             for member in self._members.values():
                 member.wake()
             self._gate.notify()
+
+    async def _expect_first_server(self, version: PolicyVersion) -> None:
+        """Raises: TimedOut, when no server is ready in time; the message says what each one does instead."""
+        try:
+            async with asyncio.timeout(self._options.setup_timeout_s):
+                await self.wait_for_step(version.step)
+        except TimeoutError as error:
+            states = ", ".join(f"{m.server.name} {m.state} {m.last_error}" for m in self._members.values())
+            raise TimedOut(
+                f"no inference server was ready within rollout.setup_timeout, {self._options.setup_timeout_s:g} s, "
+                f"after {version.label} was published; registered: {states or 'none'}"
+            ) from error
 
     def _is_settled(self, version: PolicyVersion) -> bool:
         return all(member.is_settled_for(version) for member in self._members.values())

@@ -65,6 +65,7 @@ class Host(Protocol):
     """What a member needs of its fleet."""
 
     update_timeout_s: float
+    pause_grace_s: float
 
     update_slot: asyncio.Semaphore
     """Held while a server is being updated: how many may be so at once."""
@@ -203,6 +204,7 @@ class Member:
             UpdateFailed, ServerFailed: The server stays paused; nothing is generated with unknown weights.
         """
         self._enter(EngineState.UPDATING)
+        await self.server.wait_until_idle(self._host.pause_grace_s)
         dialect, began = self.server.dialect, self._clock()
         try:
             async with asyncio.timeout(self._host.update_timeout_s):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fleet_harness import KINDS, V0, V1, V2, Kind, check_evidence, eventually, rig_of, soon
 
+from headway.errors import TimedOut
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.testing.scripted_engine import ScriptedEngine
@@ -228,3 +229,41 @@ async def test_nothing_is_served_before_a_version_is_published(tmp_path: Path) -
         await eventually(lambda: fleet.snapshot().engines[0].version == "v1.0")
         assert fleet.snapshot().engines[0].state is EngineState.JOINING
         assert fleet.served_step is None
+
+
+async def test_requests_may_end_by_themselves_before_a_pause_while_the_grace_lasts(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind, pause_grace_s=20.0) as rig:
+        model = rig.engines["0"].model
+        running = rig.start()
+        await soon(model.wait_for_requests(1))
+        rig.publish(V1)
+        moving = asyncio.create_task(rig.fleet.move_to(V1))
+        await eventually(lambda: rig.in_state(EngineState.UPDATING) == ["0"])
+        assert model.pause is Pause.NONE
+        model.finish_all()
+        response = await soon(running)
+        assert (set(response.output_versions), response.num_pieces) == ({0}, 1)
+        assert (await soon(moving)).num_moved == 1
+
+
+async def test_a_grace_that_is_over_is_over(tmp_path: Path, kind: Kind) -> None:
+    async with rig_of(tmp_path, kind, pause_grace_s=0.05) as rig:
+        model = rig.engines["0"].model
+        running = rig.start()
+        await soon(model.wait_for_requests(1))
+        model.advance(3)
+        rig.publish(V1)
+        await soon(rig.fleet.move_to(V1))
+        await soon(model.wait_for_requests(1))
+        model.finish_all()
+        assert (await soon(running)).output_versions == [0] * 3 + [1] * 7
+
+
+async def test_a_run_without_a_single_server_ends_with_the_reason(tmp_path: Path) -> None:
+    options = FleetOptions(tmp_path, setup_timeout_s=0.05)
+    async with Supervisor() as supervisor, Fleet(options, supervisor, Waits()) as fleet:
+        await fleet.move_to(V0)
+        with pytest.raises(
+            TimedOut, match=r"rollout\.setup_timeout, 0\.05 s, after v1\.0 was published; registered: none"
+        ):
+            await soon(supervisor.wait())
