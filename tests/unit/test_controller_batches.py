@@ -1,4 +1,4 @@
-"""What the trainer can rely on: the same batch for the same step, tasks that end once, leaders that take over, waits with a name."""
+"""What the trainer relies on: one batch for one step, tasks that end once, leaders that take over, waits with names."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -52,6 +52,10 @@ class World:
 
     async def _score(self, data: dict[str, Any]) -> float | None:
         return self.rewards.get(data["row"], 1.0)
+
+    async def one_failure(self, task_id: str) -> None:
+        while not self.controller.ledger.records[task_id].history:  # noqa: ASYNC110 - turn by turn of the loop
+            await asyncio.sleep(0)
 
     async def step(self, step: int) -> list[str]:
         """Fetch, train for no time, publish, commit."""
@@ -243,7 +247,7 @@ async def test_a_wait_shows_its_name_and_its_length_and_ends(world: World) -> No
 async def test_a_journal_that_cannot_be_written_ends_the_process_with_the_reason(world: World) -> None:
     world.disk.store.close()
     await asyncio.gather(world.controller.submit(rows(0)), return_exceptions=True)
-    with pytest.raises(Exception, match="write the journal: .*closed database"):
+    with pytest.raises(Exception, match=r"write the journal: .*closed database"):
         await world.supervisor.wait()
 
 
@@ -272,6 +276,34 @@ async def test_the_report_has_the_history_of_every_step(world: World) -> None:
     assert sum(report.tokens.gradient.values()) == 3 * BATCH
     assert report.tasks.is_conserved
     assert report.timing.rollout_s == report.timing.generate_s == 1.0
+
+
+def test_nothing_starts_before_a_version_is_served() -> None:
+    async def run() -> None:
+        world = World(SimulatedDisk(JournalStore(":memory:")))
+        async with world.running() as controller:
+            await controller.submit(rows(0, 1))
+            await asyncio.sleep(100)
+            assert controller.ledger.counts[TaskState.PENDING] == 2
+            assert holds_back(controller) == "no server serves a published version yet"
+
+    run_virtual(run())
+
+
+def test_a_group_is_ready_only_when_it_is_on_disk() -> None:
+    async def run() -> None:
+        world = World(SimulatedDisk(JournalStore(":memory:"), latency_s=7.0))
+        async with world.running() as controller:
+            world.fleet.publish(0)
+            await controller.submit(rows(0, 1))
+            fetching = asyncio.ensure_future(world.fetch(0))
+            await asyncio.sleep(5)
+            assert controller.ledger.counts[TaskState.SAVING] == BATCH
+            await asyncio.sleep(5)
+            assert controller.ledger.counts[TaskState.LEASED] == BATCH
+            assert await fetching == ["0/0", "0/1"]
+
+    run_virtual(run())
 
 
 def test_what_is_known_survives_a_restart() -> None:
@@ -314,8 +346,7 @@ def test_attempts_that_failed_before_a_restart_still_count() -> None:
         async with before.running():
             before.fleet.publish(0)
             await before.controller.submit(poison)
-            while not before.controller.ledger.records["0/0"].history:
-                await asyncio.sleep(0)
+            await before.one_failure("0/0")
             before.controller.dispatcher.pause()
             await asyncio.sleep(1)
         num_failed = disk.store.failures(["0/0"])[-1].attempt

@@ -13,7 +13,7 @@ from headway.core.trajectory import NO_VERSION, Group, Trajectory
 MASK, DISCARD, WAIT, ALLOW = StalenessPolicy
 candidates = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 3)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
-).map(lambda spans: [Candidate(f"0/{row}", row, *span) for row, span in enumerate(spans)])
+).flatmap(lambda spans: st.permutations([Candidate(f"0/{row}", row, *span) for row, span in enumerate(spans)]))
 
 
 def trajectory(versions: list[int]) -> Trajectory:
