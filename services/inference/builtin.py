@@ -63,12 +63,25 @@ class BuiltinEngine:
         detokenizer = Detokenizer.load(settings.folder)
         self.engine = Engine(language_model, detokenizer, settings.engine, settings.label)
         self.distributed = WeightsGroup(language_model.model)
+        self._prepared: tuple[Path, Staged] | None = None
+        """Read ahead, for the update that comes next."""
+
+    async def prepare_from_disk(self, path: str) -> tuple[bool, str]:
+        """Read and check a folder while requests run, so that its update need only swap."""
+        folder = allowed_folder(path, (self.settings.folder, *self.settings.weights_roots))
+        self._prepared = None  # weights of three versions need not be held at once
+        self._prepared = folder, await asyncio.to_thread(read_weights, folder, self.engine.model.model)
+        return True, "Succeeded to read model weights."
 
     async def update_from_disk(self, path: str, label: str | None, flush_cache: bool) -> tuple[bool, str]:
         """Read a folder, then swap: between two steps if paused, else when no request runs."""
         folder = allowed_folder(path, (self.settings.folder, *self.settings.weights_roots))
         started = time.monotonic()
-        staged = await asyncio.to_thread(read_weights, folder, self.engine.model.model)
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == folder:
+            staged = prepared[1]
+        else:
+            staged = await asyncio.to_thread(read_weights, folder, self.engine.model.model)
         success, message = await self.swap(staged, label, flush_cache)
         self.engine.counters.weight_load_s += time.monotonic() - started
         if success:

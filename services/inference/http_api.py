@@ -48,6 +48,10 @@ class UpdateFromDisk(BaseModel):
     flush_cache: bool = True
 
 
+class PrepareFromDisk(BaseModel):
+    model_path: str
+
+
 class UpdateVersion(BaseModel):
     new_version: str
     abort_all_requests: bool = True
@@ -144,6 +148,11 @@ def _add_control(app: FastAPI, builtin: BuiltinEngine, generate: GenerateEndpoin
 
 
 def _add_weights(app: FastAPI, builtin: BuiltinEngine) -> None:
+    @app.post("/prepare_weights_from_disk")
+    async def prepare_weights_from_disk(body: PrepareFromDisk) -> Response:
+        """Read a published folder before generation is paused for its update. Not in SGLang."""
+        return _outcome(*await _attempt(builtin.prepare_from_disk(body.model_path)))
+
     @app.post("/update_weights_from_disk")
     async def update_weights_from_disk(body: UpdateFromDisk) -> Response:
         """Replace the weights by those of a published folder."""

@@ -204,6 +204,14 @@ class Dialect(Protocol):
         """Raises: ServerFailed."""
         ...
 
+    async def prepare(self, version: PolicyVersion, folder: Path) -> None:
+        """Do what of a load can be done while requests run.
+
+        Raises:
+            UpdateFailed: The weights cannot be loaded.
+        """
+        ...
+
     async def pause(self) -> None:
         """Hold generation such that weights can be changed, and none of the old ones' cache is used afterwards."""
         ...

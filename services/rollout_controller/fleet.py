@@ -35,7 +35,7 @@ from services.rollout_controller.engine_server import EngineServer
 from services.rollout_controller.fleet_member import EngineState, Member, UpdateTimes
 from services.rollout_controller.gate import Gate
 from services.rollout_controller.generation import Limits
-from services.rollout_controller.sglang import SGLang
+from services.rollout_controller.sglang import Builtin, SGLang
 from services.rollout_controller.vllm import VLLM
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ MANIFEST = "manifest.json"
 UNLIMITED = 1_000_000
 DIALECTS: dict[str, Callable[[EngineHttp, float], Dialect]] = {
     "sglang": SGLang,
-    "builtin": SGLang,
+    "builtin": Builtin,
     "vllm": VLLM,
 }
 """By the `engine` that a server's registration names."""

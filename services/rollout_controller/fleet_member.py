@@ -198,16 +198,19 @@ class Member:
             raise ServerFailed(f"{self.server.name} says that it is not ready")
 
     async def _update(self, target: PolicyVersion, folder: Path) -> None:
-        """Pause, load, verify, continue.
+        """Prepare, pause, load, verify, continue.
 
         Raises:
-            UpdateFailed, ServerFailed: The server stays paused; nothing is generated with unknown weights.
+            UpdateFailed, ServerFailed: The server stays as it is then, paused unless it could not even prepare; nothing
+                is generated with unknown weights.
         """
-        self._enter(EngineState.UPDATING)
-        await self.server.wait_until_idle(self._host.pause_grace_s)
-        dialect, began = self.server.dialect, self._clock()
+        dialect = self.server.dialect
         try:
             async with asyncio.timeout(self._host.update_timeout_s):
+                await dialect.prepare(target, folder)
+                self._enter(EngineState.UPDATING)
+                await self.server.wait_until_idle(self._host.pause_grace_s)
+                began = self._clock()
                 await dialect.pause()
                 paused = self._clock()
                 await dialect.load(target, folder)

@@ -83,6 +83,9 @@ class SGLang:
         """The version that it says it serves."""
         return str((await self._get("/model_info"))["weight_version"])
 
+    async def prepare(self, version: PolicyVersion, folder: Path) -> None:
+        """Nothing: SGLang reads weights only when it loads them."""
+
     async def pause(self) -> None:
         await self._admin("/pause_generation", {"mode": "retract"}, ADMIN_S)
 
@@ -118,6 +121,15 @@ class SGLang:
         if status != 200 or not isinstance(reply, dict):
             raise ServerFailed(f"{self._http.url}{path}: {status}: {message_of(reply)}")
         return reply
+
+
+class Builtin(SGLang):
+    """The built-in engine: SGLang's dialect, and reading ahead of a pause."""
+
+    kind = "builtin"
+
+    async def prepare(self, version: PolicyVersion, folder: Path) -> None:
+        await self._admin("/prepare_weights_from_disk", {"model_path": str(folder)}, self._update_timeout_s)
 
 
 def _sampling_params(sampling: Sampling) -> dict[str, Any]:

@@ -102,6 +102,9 @@ class VLLM:
             has_tokenizer=not settings.get("skip_tokenizer_init", False),
         )
 
+    async def prepare(self, version: PolicyVersion, folder: Path) -> None:
+        """Nothing: the workers read weights only when they load them."""
+
     async def pause(self) -> None:
         await self._do("/pause?mode=abort&clear_cache=true", None, ADMIN_S)
 

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from fleet_harness import SOON_S, V0, V1, Rig, eventually, request, soon
+from fleet_harness import SOON_S, V0, V1, V2, Rig, eventually, request, soon
 from transformers import AutoModelForCausalLM
 
 from headway.core.version import PolicyVersion
@@ -45,7 +45,7 @@ def published(models: Path, version: PolicyVersion) -> None:
 @pytest.fixture
 async def rig(server: tuple[str, str], models: Path) -> AsyncIterator[Rig]:
     """A fleet of one engine that serves v1.0; v1.1 is published, but not announced."""
-    _, url = server
+    kind, url = server
     for version in WEIGHTS:
         published(models, version)
     async with aiohttp.ClientSession(url) as session:
@@ -54,7 +54,7 @@ async def rig(server: tuple[str, str], models: Path) -> AsyncIterator[Rig]:
     waits = Waits()
     async with Supervisor() as supervisor, Fleet(FleetOptions(models), supervisor, waits) as fleet:
         await fleet.move_to(V0)
-        fleet.add("0", url)
+        fleet.add("0", url, kind)
         rig = Rig(fleet, waits, supervisor, models)
         await rig.serving("0")
         yield rig
@@ -100,6 +100,23 @@ async def test_an_update_in_the_middle_leaves_each_token_with_its_version(
     assert response.output_len == 600
     assert sorted(set(response.output_versions)) == [0, 1]
     check(models, response, TOLERANCE[server[0]])
+
+
+async def test_damaged_weights_are_refused_before_the_engine_is_paused(
+    rig: Rig, server: tuple[str, str], models: Path
+) -> None:
+    if server[0] != "builtin":
+        pytest.skip("only the built-in engine reads ahead")
+    damaged = models / V2.label
+    shutil.copytree(models / V1.label, damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    http = rig.fleet._members["0"].server.http
+    report = await soon(rig.fleet.move_to(V2))
+    assert (report.num_moved, report.num_out) == (0, 1)
+    assert "sha256 differs" in rig.fleet.snapshot().engines[0].last_error
+    assert (await http.call("GET", "/ready"))[0] == 200
+    assert (await http.call("GET", "/model_info"))[1]["weight_version"] == "v1.0"
 
 
 async def test_a_withdrawn_request_ends_at_the_engine(rig: Rig) -> None:
