@@ -30,6 +30,7 @@ _SCALARS = {
         "-+0123456789.",
     ),
     "null": (r"~|null|Null|NULL|", "~nN\0"),
+    "merge": (r"<<", "<"),
 }
 _Loader.yaml_implicit_resolvers = {}
 for _tag, (_pattern, _first) in _SCALARS.items():
@@ -64,7 +65,14 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, int], list[Problem]
     lines: dict[str, int] = {}
     problems: list[Problem] = []
     _walk(node, "", lines, problems)
-    return data, lines, problems
+    return _with_text_keys(data), lines, problems
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The same data; a key that YAML reads as a number or as null is the text that the file has."""
+    if isinstance(value, dict):
+        return {"null" if key is None else str(key): _with_text_keys(item) for key, item in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _describe(error: yaml.YAMLError) -> str:
@@ -98,7 +106,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[Prob
             problems.append(Problem(key or text, f"an override is written `a.b=c`, not {text!r}", override=text))
             continue
         try:
-            parsed = yaml.load(value, Loader=_Loader)
+            parsed = _with_text_keys(yaml.load(value, Loader=_Loader))
         except yaml.YAMLError:
             parsed = value
         if why := _assign(data, key.split("."), parsed):
@@ -149,9 +157,10 @@ def resolve(data: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str
     merged = _merged(defaults, data)
     problems: list[Problem] = []
     while True:
-        config = OmegaConf.create(merged)
         try:
-            container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            container = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+        except RecursionError:
+            raise InvalidInput("some ${...} go round in a circle: one holds a section that holds it") from None
         except OmegaConfBaseException as error:
             key = (error.full_key or "").replace("[", ".").replace("]", "")
             if not key or not _put_default(merged, defaults, key):

@@ -1,11 +1,15 @@
 """What is wrong with a file is told all at once, with file and line, the nearest key, and what was meant."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headway.config import load_experiment
-from headway.errors import InvalidInput, NotFound
+from headway.config import ExperimentConfig, load_experiment
+from headway.config.keys import walk
+from headway.errors import HeadwayError, InvalidInput, NotFound
 
 AREAL = Path(__file__).with_name("areal_files") / "gsm8k_grpo.yaml"
 
@@ -126,6 +130,24 @@ def test_a_value_that_is_wrong_is_named_as_the_file_spells_it() -> None:
     assert error_of(AREAL, "evaluator.eval_before_train=7").startswith("override evaluator.eval_before_train=7: ")
 
 
+@pytest.mark.parametrize("value", ["'${'", "'${nope}'", "'${oc.env:NOT_THERE}'", "'${seed:'"])
+def test_interpolation_that_fails_is_told_with_its_line(written: Path, value: str) -> None:
+    written.write_text(f"gconfig:\n  max_tokens: {value}\n", "utf-8")
+    assert error_of(written).startswith(f"{written}:2: gconfig.max_tokens: cannot be resolved: ")
+
+
+def test_interpolation_in_a_circle_is_refused(written: Path) -> None:
+    for text in ("actor: {optimizer: '${actor}'}\n", "seed: ${total_train_steps}\ntotal_train_steps: ${seed}\n"):
+        written.write_text(text, "utf-8")
+        assert error_of(written)
+
+
+def test_keys_that_are_no_words_are_unknown_keys(written: Path) -> None:
+    written.write_text("1: 2\nnull: 3\nactor: {2.5: x}\n", "utf-8")
+    told = error_of(written)
+    assert [f"{key}: unknown key" in told for key in ("1", "null", "actor.2.5")] == [True, True, True]
+
+
 def test_a_file_that_is_no_yaml_is_told_with_line_and_column(written: Path) -> None:
     written.write_text("actor:\n  path: [1, 2\nseed: 3\n", "utf-8")
     assert "is not YAML: line 3, column 5" in error_of(written)
@@ -140,3 +162,33 @@ def test_a_file_that_is_a_list_or_empty_is_refused(written: Path) -> None:
 def test_a_file_that_is_not_there_is_not_found(written: Path) -> None:
     with pytest.raises(NotFound, match="there is no experiment file"):
         load_experiment(written)
+
+
+KEYS = [key for key, _, _ in walk(ExperimentConfig)]
+ODD = [
+    "null",
+    "true",
+    "-1",
+    "1e400",
+    ".nan",
+    "abc",
+    '""',
+    "[]",
+    "{}",
+    "[1, a]",
+    "{a: 1}",
+    "${actor}",
+    "${nope}",
+    "${",
+    "???",
+]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(["", ".x", ".0", "x"]), st.sampled_from(ODD)), max_size=4)
+)
+def test_whatever_is_written_is_loaded_or_refused_on_purpose(changes: list[tuple[str, str, str]]) -> None:
+    with contextlib.suppress(HeadwayError):
+        config = load_experiment(AREAL, [f"{key}{more}={value}" for key, more, value in changes])
+        assert config.allocation.num_devices >= 1

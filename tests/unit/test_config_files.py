@@ -144,6 +144,24 @@ def test_interpolation_reaches_defaults_and_the_environment(tmp_path: Path, monk
     assert (config.total_train_steps, config.train_dataset.batch_size) == (1, 12)
 
 
+def test_yaml_is_read_with_its_anchors_and_without_its_surprises(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    lines = [
+        "experiment_name: 007",
+        "trial_name: off",
+        "actor: &model {path: models/tiny, dtype: float32}",
+        "ref: {<<: *model, mb_spec: {n_mbs: 0x2}}",
+        "gconfig: {max_new_tokens: 1_000, temperature: 1e0, stop: [2024-01-01, 12:30, yes]}",
+    ]
+    file.write_text("\n".join(lines), "utf-8")
+    config = load_experiment(file)
+    assert config.run_name == "007/off"
+    assert config.ref is not None
+    assert (config.ref.path, config.ref.dtype, config.ref.mb_spec.n_mbs) == ("models/tiny", "float32", 2)
+    assert (config.gconfig.max_new_tokens, config.gconfig.temperature) == (1000, 1.0)
+    assert config.gconfig.stop == ["2024-01-01", "12:30", "yes"]
+
+
 def test_paths_are_kept_apart_by_kind_user_experiment_and_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_USER", "ada")
     paths = load_experiment(AREAL / "gsm8k_grpo.yaml", ["cluster.fileroot=/data", "saver.fileroot=/exports"]).paths

@@ -37,7 +37,7 @@ def test_the_oldest_item_decides_whose_turn_it_is() -> None:
 def test_measured_times_replace_the_guess() -> None:
     waiting = queues(guessed=1e-5)
     for _ in range(200):
-        waiting["guessed"].measured(0.1)
+        waiting["guessed"].measured(0.1, 0.1)
     waiting.push([job("guessed") for _ in range(10)])
     assert len(waiting.take("guessed")) == 1
 
