@@ -9,12 +9,9 @@ launcher, even when that is killed. Output goes to one log file a child; the las
 """
 
 import asyncio
-import contextlib
-import ctypes
 import json
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -24,11 +21,11 @@ from typing import IO, Any, TypeVar
 
 from headway.errors import HeadwayError, TimedOut
 from headway.runtime.service import READY_PREFIX
+from headway.runtime.spawn import Spawned, spawn
 
 NUM_LAST_LINES = 15
 TERMINATE_GRACE_S = 5.0
 KILL_GRACE_S = 2.0
-PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
 
 
@@ -54,9 +51,7 @@ class Command:
 class Child:
     """One process and its output."""
 
-    def __init__(
-        self, command: Command, process: asyncio.subprocess.Process, output: asyncio.StreamReader, log: Path
-    ) -> None:
+    def __init__(self, command: Command, process: Spawned, output: asyncio.StreamReader, log: Path) -> None:
         self.command = command
         self.log = log
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
@@ -99,8 +94,7 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole process group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        self._process.signal(number)
 
     def _tail(self) -> str:
         lines = "\n".join(f"    {line}" for line in self.last_lines)
@@ -138,7 +132,7 @@ class Processes:
         """
         read_end, write_end = os.pipe()
         try:
-            process = await _spawn(command, write_end)
+            process = spawn(command.argv, command.environment, write_end, signal.SIGTERM)
         except FileNotFoundError as error:
             os.close(read_end)
             raise HeadwayError(f"cannot start {command.name}: no program {command.argv[0]!r}") from error
@@ -190,20 +184,7 @@ class Processes:
             self._failed.set_exception(child.failure())
 
 
-async def _spawn(command: Command, output: int) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *command.argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env={**os.environ, **command.environment},
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-    )
-
-
 async def _reader_of(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    """Read a pipe of our own: with asyncio's, a process only counts as ended when its children have closed it too."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 20, loop=loop)
     pipe = os.fdopen(descriptor, "rb", buffering=0)
@@ -217,11 +198,6 @@ async def _wait_for(children: Sequence[Child], timeout_s: float) -> None:
         await asyncio.wait(waits, timeout=timeout_s)
     for wait in waits:
         wait.cancel()
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @asynccontextmanager

@@ -5,8 +5,6 @@ kernel kills the child.
 """
 
 import asyncio
-import ctypes
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,18 +15,18 @@ from typing import Any
 import aiohttp
 
 from headway.errors import HeadwayError, InvalidInput, TimedOut, Unavailable
+from headway.runtime.spawn import Spawned, spawn
 
 GRACE_S = 5.0
 """After SIGTERM, before SIGKILL."""
 POLL_S = 0.2
 LAST_LINES = 15
-PR_SET_PDEATHSIG = 1
 
 
 class Child:
     """A running child process."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, name: str, process: Spawned, log: Path) -> None:
         self.name = name
         self.pid = process.pid
         self._process = process
@@ -75,15 +73,12 @@ class Child:
 
     async def stop(self) -> None:
         """SIGTERM to the whole group, then SIGKILL."""
-        self._signal(signal.SIGTERM)
+        self._process.signal(signal.SIGTERM)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), GRACE_S)
-        self._signal(signal.SIGKILL)
+            async with asyncio.timeout(GRACE_S):
+                await self._process.wait()
+        self._process.signal(signal.SIGKILL)
         await self._process.wait()
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
 
 
 @asynccontextmanager
@@ -98,15 +93,7 @@ async def child_process(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
+            process = spawn(command, environment, output.fileno())
         except OSError as error:
             raise InvalidInput(
                 f"cannot start {name} with {command[0]}: {error.strerror} (inference.command)"
@@ -151,7 +138,3 @@ async def _poll(is_ready: Callable[[], Any]) -> None:
             if await is_ready():
                 return
         await asyncio.sleep(POLL_S)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
