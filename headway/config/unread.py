@@ -20,7 +20,6 @@ UNREAD: frozenset[str] = frozenset(
         "actor.scheduling_spec.0.mem",
         "actor.scheduling_spec.0.image",
         "actor.weight_update_mode",
-        "ref.mb_spec",
         "ref.mb_spec.packing",
         "recover.retries",
         "perf_tracer.session_tracer",
