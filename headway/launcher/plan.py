@@ -69,6 +69,9 @@ class Launch:
     def _environment(self, name: str, instance: int) -> dict[str, str]:
         environment = {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self._num_threads(name))
+        if name == "trainer":  # engines wait until it is over
+            ranks = self.config.allocation.training.world_size
+            environment["HEADWAY_WARM_START_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
         if devices := self._devices(name, instance):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))

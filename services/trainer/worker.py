@@ -4,8 +4,10 @@ Nothing here knows of gRPC, versions' order or staleness: arrays and folders com
 """
 
 import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +63,7 @@ class TorchWorker:
     def warm_start(self, plan: WarmStartPlan) -> dict[str, float]:
         """Train supervised, step by step; returns the last step's statistics."""
         stats: dict[str, float] = {}
-        with self.engine.supervised(lr=plan.lr, num_steps=len(plan.steps)):
+        with _threads_of_warm_start(), self.engine.supervised(lr=plan.lr, num_steps=len(plan.steps)):
             for number, rows in enumerate(plan.steps):
                 if self.is_stopping.is_set():
                     break
@@ -129,3 +131,14 @@ class TorchWorker:
             self._store.close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _threads_of_warm_start() -> Iterator[None]:
+    """Use HEADWAY_WARM_START_THREADS threads, where it is set: engines on this machine wait for the first version."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(os.environ.get("HEADWAY_WARM_START_THREADS") or before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
