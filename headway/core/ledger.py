@@ -228,6 +228,11 @@ class Ledger:
         if is_committed:
             self.commit(step)
 
+    def restore_forgotten(self, step: int, num_groups: int) -> None:
+        """Take up a step whose batch the journal has forgotten."""
+        self.hand_out(step, num_groups)
+        self.next_step = max(self.next_step, step + 1)
+
     def restore_failure(self, failure: Failure) -> None:
         """Take up a failed attempt of a task that was submitted again."""
         record = self.records[failure.task_id]

@@ -26,11 +26,12 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.v1.rollout_controller_pb2_grpc import add_RolloutControllerServicer_to_server
 from headway.workflow.load import load_filter
-from services.rollout_controller.controller import RolloutController, Settings
+from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.fleet import Fleet, FleetOptions
 from services.rollout_controller.grpc_api import ControllerApi
 from services.rollout_controller.http_api import make_http_api
 from services.rollout_controller.journal import Journal
+from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, timed
 from services.rollout_controller.status import ServerStatus, ServiceStatus, Status, Surroundings
 from services.rollout_controller.workflows import Workflows

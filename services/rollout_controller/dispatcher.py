@@ -70,6 +70,10 @@ TResult = TypeVar("TResult")
 Make = Callable[[], Awaitable[TResult | None]]
 
 
+class Withdrawn(Exception):
+    """A task was cancelled by whoever submitted it; the message says why."""
+
+
 @dataclass(slots=True)
 class TimedResult(Generic[TResult]):
     """How a task ended, and when it was where (event loop clock, seconds)."""
@@ -93,7 +97,7 @@ class _Job(Generic[TResult]):
     order: int
     enqueued_at: float
     has_begun: bool = False
-    is_cancelled: bool = False
+    why_cancelled: str | None = None
     is_finished: bool = False
     """It has ended, and waits for room for its result."""
     is_dropped: bool = False
@@ -121,6 +125,7 @@ class AsyncTaskRunner(Generic[TResult]):
         self._num_blocked = 0
         self._room = asyncio.Event()
         self._is_draining = False
+        self._is_closing = False
 
     @property
     def has_room(self) -> bool:
@@ -161,26 +166,27 @@ class AsyncTaskRunner(Generic[TResult]):
         for job in [*self._input, *self._running.values()]:
             if job.owner == owner:
                 job.is_dropped = True
-                self._cancel(job)
+                self._cancel(job, "its owner is gone")
         self._results.pop(owner, None)
         self._room.set()
 
-    def cancel(self, task_id: str) -> bool:
-        """Cancel a task; it ends with a result whose error is a CancelledError. False: it is not running any more."""
+    def cancel(self, task_id: str, reason: str) -> bool:
+        """Cancel a task; it ends with a result whose error is `Withdrawn`. False: it is not running any more."""
         jobs = (job for job in self._running.values() if job.task_id == task_id)
-        return any(self._cancel(job) for job in jobs)
+        return any(self._cancel(job, reason) for job in jobs)
 
     @staticmethod
-    def _cancel(job: _Job[TResult]) -> bool:
-        if job.is_cancelled or job.is_finished or job.task is None:
+    def _cancel(job: _Job[TResult], reason: str) -> bool:
+        if job.why_cancelled is not None or job.is_finished or job.task is None:
             return False
-        job.is_cancelled = True
+        job.why_cancelled = reason
         if job.has_begun:
             job.task.cancel()
         return True
 
     async def close(self) -> None:
         """Cancel everything and wait until nothing runs; results that were not taken stay."""
+        self._is_closing = True
         self._input.clear()
         tasks = [job.task for job in self._running.values() if job.task is not None]
         for task in tasks:
@@ -205,16 +211,17 @@ class AsyncTaskRunner(Generic[TResult]):
         started_at, data = self._loop.time(), None
         error: BaseException | None = None
         try:
-            if job.is_cancelled or job.is_dropped:
-                raise asyncio.CancelledError
-            data = await job.make()
+            if job.why_cancelled is None and not job.is_dropped:
+                data = await job.make()
         except asyncio.CancelledError as cancelled:
-            if not job.is_cancelled and not job.is_dropped:
+            if self._is_closing:
                 raise
             error = cancelled
         except Exception as raised:  # noqa: BLE001 - the supervisor of a task: its failure is its result
             error = raised
         job.is_finished = True
+        if job.why_cancelled is not None:
+            data, error = None, Withdrawn(job.why_cancelled)
         result = TimedResult(job.task_id, data, error, job.enqueued_at, started_at, self._loop.time(), job.order)
         while not job.is_dropped and len(self.results_of(job.owner)) >= self.max_queue_size:
             await self._wait_for_room()
@@ -300,9 +307,9 @@ class BatchTaskDispatcher(Generic[TInput, TResult]):
     def num_running(self) -> int:
         return self.runner.num_running
 
-    def cancel(self, task_id: str) -> bool:
-        """Cancel a running task; its result's error is a CancelledError. False: it is not running."""
-        return self.runner.cancel(task_id)
+    def cancel(self, task_id: str, reason: str) -> bool:
+        """Cancel a running task; its result's error is `Withdrawn`. False: it is not running any more."""
+        return self.runner.cancel(task_id, reason)
 
     def _pump(self) -> None:
         """Start pending tasks while the budget and the input queue allow.

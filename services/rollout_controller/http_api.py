@@ -49,17 +49,17 @@ class ControllerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of this moment."""
-        ledger, timing = self._controller.ledger, self._controller.timing
+        ledger, production = self._controller.ledger, self._controller.production
         staleness = staleness_status(self._controller)
         tasks = GaugeMetricFamily("headway_tasks", "Tasks by state; they add up to submitted.", labels=["state"])
         for state in TaskState:
             tasks.add_metric([state.value], ledger.counts[state])
         ends = CounterMetricFamily("headway_rollouts", "Rollouts by how they ended.", labels=["outcome"])
-        for outcome, count in self._controller.num_outcomes.items():
+        for outcome, count in production.num_outcomes.items():
             ends.add_metric([outcome.value], count)
         spent = CounterMetricFamily("headway_rollout_seconds", "Time of accepted groups by phase.", labels=["phase"])
         for phase in ("pending", "rollout", "generate", "reward", "journal"):
-            spent.add_metric([phase], getattr(timing, f"{phase}_s"))
+            spent.add_metric([phase], getattr(production.timing, f"{phase}_s"))
         yield GaugeMetricFamily("headway_tasks_submitted", "Tasks taken up.", ledger.num_submitted)
         yield tasks
         yield ends

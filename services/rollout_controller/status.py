@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from headway.core.ledger import Failure, TaskState
 from headway.core.trajectory import Outcome
 from headway.runtime.waits import Wait
-from services.rollout_controller.controller import EvaluationRecord, RolloutController, StepRecord
+from services.rollout_controller.controller import RolloutController
+from services.rollout_controller.evaluations import EvaluationRecord
+from services.rollout_controller.records import StepRecord
 
 
 class Model(BaseModel):
@@ -72,7 +74,7 @@ class StalenessStatus(Model):
         description="How many steps old a token may be that is trained on (`rollout.max_head_offpolicyness`)."
     )
     batch_size: int = Field(description="Groups a step consumes (B).")
-    served_step: int = Field(description="Newest step that the whole fleet has served; -1: none.")
+    served_step: int | None = Field(description="Newest step that the whole fleet has served; null: none yet.")
     outstanding: int = Field(description="Groups started and not yet trained on.")
     limit: int = Field(description="How many groups may be outstanding, (eta + 1) * B.")
     max_concurrent: int = Field(description="How many tasks may run at once.")
@@ -187,7 +189,7 @@ class Status:
             servers=around.servers(),
             tasks=task_status(controller),
             discards=discard_status(controller),
-            num_rollouts={outcome.value: count for outcome, count in controller.num_outcomes.items()},
+            num_rollouts={outcome.value: count for outcome, count in controller.production.num_outcomes.items()},
             quarantined={task: failures(history) for task, history in controller.ledger.quarantined.items()},
             staleness=staleness_status(controller),
             waits=[wait_status(wait) for wait in controller.waits.snapshot()],
@@ -237,7 +239,7 @@ def failures(history: Sequence[Failure]) -> list[FailureStatus]:
 
 
 def staleness_status(controller: RolloutController) -> StalenessStatus:
-    budget, settings = controller.budget, controller.settings
+    budget, settings = controller.production.budget, controller.settings
     return StalenessStatus(
         policy=settings.policy.value,
         eta=settings.eta,
@@ -253,17 +255,17 @@ def staleness_status(controller: RolloutController) -> StalenessStatus:
 
 def holds_back(controller: RolloutController) -> str:
     """Why no rollout is started now, in words."""
-    budget = controller.budget
-    if controller.served < 0:
+    budget, dispatcher = controller.production.budget, controller.production.dispatcher
+    if controller.served is None:
         return "no server serves a published version yet"
-    if controller.dispatcher.is_paused:
+    if dispatcher.is_paused:
         return "new starts are paused"
     if budget.staleness_capacity <= 0:
         out, limit = budget.num_outstanding, budget.get_pending_limit()
         return f"staleness: {out} groups are not yet trained on and served; the limit is {limit}"
     if budget.concurrency_capacity <= 0:
         return f"rollout.max_concurrent_rollouts: {budget.get_stats().running} tasks run"
-    if not controller.dispatcher.num_pending:
+    if not dispatcher.num_pending:
         return "no task is pending: the trainer has not submitted more"
     return ""
 
@@ -276,7 +278,7 @@ def step_status(record: StepRecord) -> StepStatus:
     return StepStatus(
         step=record.step,
         version=record.version.label if record.version else None,
-        is_skipped=record.version is not None and record.version.step == record.step,
+        is_skipped=record.is_skipped,
         num_groups=record.num_groups,
         waited_s=record.waited_s,
         tokens_by_staleness=record.tokens_by_staleness,
@@ -309,7 +311,7 @@ def _sum(parts: Sequence[dict[int, int]]) -> dict[int, int]:
 
 
 def timing_status(controller: RolloutController) -> TimingStatus:
-    timing = controller.timing
+    timing = controller.production.timing
     num = max(1, timing.num)
     return TimingStatus(
         num_groups=timing.num,

@@ -21,9 +21,10 @@ from headway.testing.model_fleet import ModelFleet, ModelWorkflow, version_of
 from headway.v1 import rollout_controller_pb2 as pb
 from headway.v1 import types_pb2
 from headway.v1.rollout_controller_pb2_grpc import RolloutControllerStub, add_RolloutControllerServicer_to_server
-from services.rollout_controller.controller import RolloutController, Settings
+from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.grpc_api import ControllerApi
 from services.rollout_controller.journal import Journal
+from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner
 
 SERVICE = "headway.v1.RolloutController"
@@ -54,7 +55,7 @@ def make_fleet() -> ModelFleet:
 
 def tasks(first: int, count: int) -> list[types_pb2.Task]:
     rows = range(first, first + count)
-    return [types_pb2.Task(task_id=f"0/{row}", data_json=orjson.dumps({"answer": row})) for row in rows]
+    return [types_pb2.Task(task_id=f"0/{row}", data_json=orjson.dumps({"row": row, "answer": row})) for row in rows]
 
 
 async def submit(stub: Any, wanted: list[types_pb2.Task]) -> pb.SubmitReply:

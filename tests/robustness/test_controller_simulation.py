@@ -18,8 +18,9 @@ from headway.testing.invariants import Broken, Findings
 from headway.testing.scenario import Fault, Scenario
 from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.simulation import Simulation
-from services.rollout_controller.controller import RolloutController, Settings
+from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.journal import JournalStore
+from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 
 

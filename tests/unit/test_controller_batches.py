@@ -19,8 +19,9 @@ from headway.testing.model_fleet import ModelFleet, ModelWorkflow
 from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.virtual_time import run_virtual
 from headway.workflow.api import ModelRequest
-from services.rollout_controller.controller import RolloutController, Settings
+from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.journal import JournalBroken, JournalStore
+from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 from services.rollout_controller.status import Status, Surroundings, holds_back
 
@@ -134,7 +135,7 @@ async def test_with_discard_what_can_no_longer_be_in_time_is_cancelled_and_queue
     await asyncio.sleep(0.5)
     record = world.controller.ledger.records["0/0"]
     assert [failure.outcome for failure in record.history] == [Outcome.CANCELLED]
-    assert "no longer be in time" in record.history[0].message
+    assert "too late for step 2" in record.history[0].message
 
 
 @scenario(policy=StalenessPolicy.DISCARD, eta=1)
@@ -261,7 +262,7 @@ async def test_the_status_says_what_holds_back(world: World) -> None:
     assert holds_back(controller) == "rollout.max_concurrent_rollouts: 1 tasks run"
     await asyncio.sleep(50)
     assert holds_back(controller).startswith("staleness: 4 groups are not yet trained on")
-    controller.dispatcher.pause()
+    controller.production.dispatcher.pause()
     assert holds_back(controller) == "new starts are paused"
 
 
@@ -347,7 +348,7 @@ def test_attempts_that_failed_before_a_restart_still_count() -> None:
             before.fleet.publish(0)
             await before.controller.submit(poison)
             await before.one_failure("0/0")
-            before.controller.dispatcher.pause()
+            before.controller.production.dispatcher.pause()
             await asyncio.sleep(1)
         num_failed = disk.store.failures(["0/0"])[-1].attempt
         after = World(disk)
@@ -356,7 +357,7 @@ def test_attempts_that_failed_before_a_restart_still_count() -> None:
             await controller.submit(poison)
             await asyncio.sleep(9)
             assert len(controller.ledger.quarantined["0/0"]) == 3
-            assert controller.num_outcomes[Outcome.WORKFLOW_ERROR] == 3 - num_failed
+            assert controller.production.num_outcomes[Outcome.WORKFLOW_ERROR] == 3 - num_failed
 
     run_virtual(run())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.staleness import StalenessManager
 from headway.testing.virtual_time import run_virtual
-from services.rollout_controller.dispatcher import BatchTaskDispatcher, Budget, Slots
+from services.rollout_controller.dispatcher import BatchTaskDispatcher, Budget, Slots, Withdrawn
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Log:
                 await asyncio.sleep(job.length_s)
             finally:
                 self.running -= 1
+            if job.end == "cancel":
+                raise asyncio.CancelledError
             if job.end == "raise":
                 raise ValueError(job.task_id)
             return job.task_id if job.end == "value" else None
@@ -179,10 +181,11 @@ def test_a_cancelled_task_ends_with_a_result() -> None:
         dispatcher, _ = make(Slots(2))
         dispatcher.submit_task_input(Job("0", length_s=1e9))
         await asyncio.sleep(1)
-        assert dispatcher.cancel("0")
-        assert not dispatcher.cancel("0")
+        assert dispatcher.cancel("0", "late")
+        assert not dispatcher.cancel("0", "late")
         (result,) = await dispatcher.wait_results(1)
-        assert isinstance(result.error, asyncio.CancelledError)
+        assert isinstance(result.error, Withdrawn)
+        assert str(result.error) == "late"
         assert dispatcher.num_running == 0
 
     run_virtual(scenario())
@@ -193,9 +196,10 @@ def test_a_task_that_is_cancelled_in_the_tick_of_its_start_ends_with_a_result() 
         dispatcher, log = make(Slots(2))
         dispatcher.submit_task_input(Job("0"))
         await asyncio.sleep(0)  # the dispatcher queues it
-        asyncio.get_running_loop().call_soon(dispatcher.cancel, "0")  # behind the runner, which creates the task
+        asyncio.get_running_loop().call_soon(dispatcher.cancel, "0", "late")  # behind the runner, which makes the task
         (result,) = await dispatcher.wait_results(1)
-        assert isinstance(result.error, asyncio.CancelledError)
+        assert isinstance(result.error, Withdrawn)
+        assert str(result.error) == "late"
         assert log.started == []
 
     run_virtual(scenario())
@@ -207,8 +211,20 @@ def test_a_task_that_waits_for_room_cannot_be_cancelled_any_more() -> None:
         for row in range(2):
             dispatcher.submit_task_input(Job(str(row), length_s=1 + row))
         await asyncio.sleep(5)
-        assert not dispatcher.cancel("1")
+        assert not dispatcher.cancel("1", "late")
         assert [result.data for result in await dispatcher.wait_results(2)] == ["0", "1"]
+
+    run_virtual(scenario())
+
+
+def test_a_task_that_cancels_itself_is_no_lost_task() -> None:
+    async def scenario() -> None:
+        dispatcher, _ = make(Slots(1))
+        for row, end in enumerate(("cancel", "value")):
+            dispatcher.submit_task_input(Job(str(row), end=end))
+        first, second = await dispatcher.wait_results(2)
+        assert isinstance(first.error, asyncio.CancelledError)
+        assert second.data == "1"
 
     run_virtual(scenario())
 
