@@ -154,6 +154,15 @@ def take_out_scalars(data: dict[str, Any], defaults: Mapping[str, Any], prefix: 
 
 def resolve(data: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """The data with every `${...}` replaced, and problems: the keys that point nowhere, which get their default."""
+    try:
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(data), resolve=True, throw_on_missing=True)
+        return resolved, []
+    except (OmegaConfBaseException, RecursionError):
+        return _resolve_over(data, defaults)
+
+
+def _resolve_over(data: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """The same, for interpolation that points to what the file leaves out, or nowhere."""
     merged = _merged(defaults, data)
     problems: list[Problem] = []
     while True:
