@@ -64,7 +64,13 @@ class Launch:
             self._environment(name, instance),
             is_foundation=name == "name-resolve",
             may_end=name == "trainer",
+            retries=self._retries(name),
         )
+
+    def _retries(self, name: str) -> int:
+        """The trainer continues from its checkpoint; without one, starting it again would start the run again."""
+        recover = self.config.recover
+        return recover.retries if name == "trainer" and recover.mode != "disabled" else 0
 
     def _environment(self, name: str, instance: int) -> dict[str, str]:
         environment = {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
@@ -87,7 +93,8 @@ class Launch:
         if name != "trainer":
             return 1
         left = (os.cpu_count() or 1) - engine_threads * self.config.allocation.num_servers
-        return max(1, left // self.config.allocation.training.world_size)
+        share = max(1, left // self.config.allocation.training.world_size)
+        return min([share, *(spec.cpu * max(1, spec.gpu) for spec in self._scheduling_specs(name))])
 
     def _devices(self, name: str, instance: int) -> range:
         """GPUs of a process: engines first, the trainer behind them, or the same ones in colocation."""

@@ -13,14 +13,14 @@ import json
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from headway.errors import HeadwayError, TimedOut
-from headway.runtime.service import READY_PREFIX
+from headway.runtime.service import EXIT_MISTAKE, READY_PREFIX
 from headway.runtime.spawn import Spawned, spawn
 
 NUM_LAST_LINES = 15
@@ -46,33 +46,68 @@ class Command:
     """Others need it to end cleanly: it is stopped after them."""
     may_end: bool = False
     """Ending by itself with exit code 0 is no failure."""
+    retries: int = 0
+    """How often it is started again after a failure."""
 
 
 class Child:
-    """One process and its output."""
+    """A process and its output; the process may be another one after a failure."""
 
-    def __init__(self, command: Command, process: Spawned, output: asyncio.StreamReader, log: Path) -> None:
+    def __init__(self, command: Command, log: Path) -> None:
         self.command = command
         self.log = log
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.ports: dict[str, int] = {}
         self.is_ready = asyncio.Event()
-        self._process = process
-        self._output = output
-        self._pump = asyncio.create_task(self._copy_output(), name=f"output of {command.name}")
+        self.has_ended = asyncio.Event()
+        """Set when it has ended for good: it is not started again."""
+        self.num_retries_left = command.retries
+        self._process: Spawned | None = None
+        self._transport: asyncio.ReadTransport | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process, for the first time or again.
+
+        Raises:
+            FileNotFoundError: There is no such program.
+        """
+        self.close()
+        read_end, write_end = os.pipe()
+        try:
+            self._process = spawn(self.command.argv, self.command.environment, write_end, signal.SIGTERM)
+        except FileNotFoundError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        reader, self._transport = await _reader_of(read_end)
+        self._pump = asyncio.create_task(self._copy_output(reader), name=f"output of {self.command.name}")
+
+    def close(self) -> None:
+        """Stop to read the output."""
+        if self._transport is not None:
+            self._transport.close()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._started.pid
 
     @property
     def returncode(self) -> int | None:
-        return self._process.returncode
+        return self._started.returncode
 
-    async def ended(self) -> int:
-        """Wait until the process has ended and its output is read; its exit code."""
-        code = await self._process.wait()
-        await asyncio.wait({self._pump}, timeout=KILL_GRACE_S)
+    @property
+    def _started(self) -> Spawned:
+        if self._process is None:
+            raise RuntimeError(f"{self.command.name} was not started")
+        return self._process
+
+    async def exited(self) -> int:
+        """Wait until the present process has exited and its output is read; its exit code."""
+        code = await self._started.wait()
+        if self._pump is not None:
+            await asyncio.wait({self._pump}, timeout=KILL_GRACE_S)
         return code
 
     async def ready(self, timeout_s: float) -> None:
@@ -82,7 +117,8 @@ class Child:
             TimedOut: It did not come in time.
         """
         try:
-            await asyncio.wait_for(self.is_ready.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.is_ready.wait()
         except TimeoutError as error:
             raise TimedOut(f"{self.command.name} was not ready within {timeout_s:.0f} s; {self._tail()}") from error
 
@@ -94,15 +130,15 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole process group."""
-        self._process.signal(number)
+        self._started.signal(number)
 
     def _tail(self) -> str:
         lines = "\n".join(f"    {line}" for line in self.last_lines)
         return f"log {self.log}, last lines:\n{lines}" if lines else f"log {self.log} is empty"
 
-    async def _copy_output(self) -> None:
+    async def _copy_output(self, reader: asyncio.StreamReader) -> None:
         with self.log.open("a", encoding="utf-8") as file:
-            async for raw in self._output:
+            async for raw in reader:
                 self._on_line(raw.decode(errors="replace").rstrip("\n"), file)
 
     def _on_line(self, line: str, file: IO[str]) -> None:
@@ -117,12 +153,12 @@ class Child:
 class Processes:
     """The children of one launch."""
 
-    def __init__(self, log_folder: Path) -> None:
+    def __init__(self, log_folder: Path, on_retry: Callable[[ChildFailed], None]) -> None:
         self._log_folder = log_folder
+        self._on_retry = on_retry
         self.children: list[Child] = []
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watches: set[asyncio.Task[None]] = set()
-        self._transports: list[asyncio.ReadTransport] = []
 
     async def start(self, command: Command) -> Child:
         """Start a process in a group of its own, and watch it.
@@ -130,17 +166,11 @@ class Processes:
         Raises:
             HeadwayError: The program is not there.
         """
-        read_end, write_end = os.pipe()
+        child = Child(command, self._log_folder / f"{command.name.replace('/', '-')}.log")
         try:
-            process = spawn(command.argv, command.environment, write_end, signal.SIGTERM)
+            await child.start()
         except FileNotFoundError as error:
-            os.close(read_end)
             raise HeadwayError(f"cannot start {command.name}: no program {command.argv[0]!r}") from error
-        finally:
-            os.close(write_end)
-        output, transport = await _reader_of(read_end)
-        self._transports.append(transport)
-        child = Child(command, process, output, self._log_folder / f"{command.name.replace('/', '-')}.log")
         self.children.append(child)
         watch = asyncio.create_task(self._watch(child), name=f"watch {command.name}")
         self._watches.add(watch)
@@ -175,11 +205,17 @@ class Processes:
         for child in self.children:
             child.signal(signal.SIGKILL)  # the group: whatever a child has left behind
         await _wait_for(self.children, KILL_GRACE_S)
-        for transport in self._transports:
-            transport.close()
+        for child in self.children:
+            child.close()
 
     async def _watch(self, child: Child) -> None:
-        code = await child.ended()
+        """Start a failed child again while it has retries left; a mistake would only be made again."""
+        while (code := await child.exited()) not in (0, EXIT_MISTAKE) and child.num_retries_left:
+            child.num_retries_left -= 1
+            self._on_retry(child.failure())
+            child.signal(signal.SIGKILL)  # what it has left behind
+            await child.start()
+        child.has_ended.set()
         if (code != 0 or not child.command.may_end) and not self._failed.done():
             self._failed.set_exception(child.failure())
 
@@ -193,7 +229,7 @@ async def _reader_of(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.Rea
 
 
 async def _wait_for(children: Sequence[Child], timeout_s: float) -> None:
-    waits = [asyncio.ensure_future(child.ended()) for child in children]
+    waits = [asyncio.ensure_future(child.exited()) for child in children]
     if waits:
         await asyncio.wait(waits, timeout=timeout_s)
     for wait in waits:
@@ -201,9 +237,16 @@ async def _wait_for(children: Sequence[Child], timeout_s: float) -> None:
 
 
 @asynccontextmanager
-async def processes(log_folder: Path) -> AsyncIterator[Processes]:
-    """The children of one launch, logging to a folder that is there; all are gone when the block is left."""
-    running = Processes(log_folder)
+async def processes(
+    log_folder: Path, on_retry: Callable[[ChildFailed], None] = lambda failure: None
+) -> AsyncIterator[Processes]:
+    """The children of one launch, logging to a folder that is there; all are gone when the block is left.
+
+    Args:
+        log_folder: One log file a child.
+        on_retry: Told of each failure after which the child is started again.
+    """
+    running = Processes(log_folder, on_retry)
     try:
         yield running
     finally:

@@ -24,7 +24,7 @@ from headway.errors import Unavailable
 from headway.launcher.live import LiveLine, Pace, phase_text
 from headway.launcher.plan import Launch, etcd, move_aside
 from headway.launcher.preflight import free_ports, preflight
-from headway.launcher.processes import Child, Command, Processes, processes
+from headway.launcher.processes import Child, ChildFailed, Command, Processes, processes
 from headway.launcher.progress import progress_line, summary_text
 from headway.launcher.report import write_report
 from headway.launcher.rest import answers, fetch
@@ -59,7 +59,11 @@ async def up(launch: Launch, console: Console) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     save_resolved(launch.config, paths.run / "config.yaml")
     console.print(f"headway {headway.__version__}  {launch.config.run_name}  logs in {paths.logs}")
-    async with processes(paths.logs) as running:
+
+    def on_retry(failure: ChildFailed) -> None:
+        console.print(f"{failure}\n  starting it again", markup=False)
+
+    async with processes(paths.logs, on_retry) as running:
         session = Session(launch, running, console, started_at)
         report = await _until_signal(session.run())
     summary = write_report(report, time.monotonic() - started_at, paths.run)
@@ -141,7 +145,7 @@ class Session:
 
     async def _follow(self, url: str, trainer: Child) -> dict[str, Any]:
         """Show the live line until the trainer has ended; then the controller's report."""
-        ended = asyncio.ensure_future(trainer.ended())
+        ended = asyncio.ensure_future(trainer.has_ended.wait())
         pace = Pace()
         async with self._asking(trainer) as ask:
             with LiveLine(self._console) as line:
@@ -157,21 +161,24 @@ class Session:
     @asynccontextmanager
     async def _asking(self, trainer: Child) -> AsyncIterator[Callable[[], Awaitable[tuple[str, int]]]]:
         """A call that gives the trainer's phase and its number of steps; the last ones while it does not answer."""
-        channel = connect(f"{self._config.services.host}:{trainer.ports['grpc']}")
-        stub = TrainerStub(channel)
         last = ("starting", 0)
+        channels: dict[str, grpc.aio.Channel] = {}
 
         async def ask() -> tuple[str, int]:
             nonlocal last
+            address = f"{self._config.services.host}:{trainer.ports['grpc']}"  # another one after a retry
+            if address not in channels:
+                channels[address] = connect(address)
             with contextlib.suppress(grpc.aio.AioRpcError):
-                answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
-                last = (phase_text(answer), answer.total_steps)
+                answer = await TrainerStub(channels[address]).GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+                last = (phase_text(answer), answer.total_steps or last[1])
             return last
 
         try:
             yield ask
         finally:
-            await channel.close()
+            for channel in channels.values():
+                await channel.close()
 
 
 def _services(launch: Launch, name_resolve: str) -> list[Command]:

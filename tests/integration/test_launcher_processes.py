@@ -47,7 +47,8 @@ async def test_a_failure_ends_the_wait_with_name_code_and_last_lines(tmp_path: P
 async def test_ending_well_is_a_failure_only_for_those_that_should_stay(tmp_path: Path) -> None:
     async with processes(tmp_path) as running:
         trainer = await running.start(python("trainer/0", "pass", may_end=True))
-        assert await running.guarded(trainer.ended()) == 0
+        await running.guarded(trainer.has_ended.wait())
+        assert trainer.returncode == 0
         await running.start(python("reward/0", "pass"))
         with pytest.raises(ChildFailed, match="reward/0 ended"):
             await running.guarded(asyncio.Event().wait())
@@ -64,13 +65,32 @@ async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatc
 async def test_what_a_child_leaves_behind_is_killed(tmp_path: Path) -> None:
     async with processes(tmp_path) as running:
         child = await running.start(python("trainer/0", GRANDCHILD, may_end=True))
-        await running.guarded(child.ended())
+        await running.guarded(child.has_ended.wait())
         grandchild = int(child.last_lines[-1])
         assert is_alive(grandchild)
     deadline = asyncio.get_running_loop().time() + 10
     while is_alive(grandchild):
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)
+
+
+async def test_a_child_with_retries_is_started_again_unless_it_made_a_mistake(tmp_path: Path) -> None:
+    failures: list[str] = []
+    mark = tmp_path / "mark"
+    code = (
+        f"import pathlib, os; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch(); os._exit(0 if done else 9)"
+    )
+    argv = [sys.executable, "-c", code]
+    async with processes(tmp_path, lambda failure: failures.append(str(failure))) as running:
+        trainer = await running.start(Command("trainer/0", argv, may_end=True, retries=2))
+        await running.guarded(trainer.has_ended.wait())
+        assert trainer.returncode == 0
+        assert len(failures) == 1
+        assert "trainer/0 ended (exit code 9)" in failures[0]
+        await running.start(Command("trainer/1", [sys.executable, "-c", "raise SystemExit(2)"], retries=2))
+        with pytest.raises(ChildFailed, match=r"trainer/1 ended \(exit code 2\)"):
+            await running.guarded(asyncio.Event().wait())
+    assert len(failures) == 1
 
 
 async def test_silence_is_told_as_such(tmp_path: Path) -> None:
