@@ -34,6 +34,7 @@ from services.rollout_controller.journal import Journal
 from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, timed
 from services.rollout_controller.status import ServerStatus, ServiceStatus, Status, Surroundings
+from services.rollout_controller.weight_source import TrainerSource
 from services.rollout_controller.workflows import Workflows
 
 SERVICE = "headway.v1.RolloutController"
@@ -55,7 +56,10 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         names = await stack.enter_async_context(NameClient(placement.name_resolve, config.run_name))
         rewards = await stack.enter_async_context(RewardClient(config.reward.timeout_s))
         supervisor = await stack.enter_async_context(Supervisor())
-        fleet = await stack.enter_async_context(Fleet(fleet_options(config), supervisor, waits))
+        source = TrainerSource(partial(trainers, names)) if config.actor.weight_update_mode == "xccl" else None
+        if source is not None:
+            stack.push_async_callback(source.close)
+        fleet = await stack.enter_async_context(Fleet(fleet_options(config), supervisor, waits, source))
         known = KnownServices(names, fleet, rewards, supervisor)
         supervisor.start("watch services", known.follow_services())
         supervisor.start("watch versions", known.follow_versions())
@@ -118,6 +122,11 @@ def fleet_options(config: ExperimentConfig) -> FleetOptions:
         pause_grace_s=config.rollout.pause_grace_period,
         setup_timeout_s=config.rollout.setup_timeout,
     )
+
+
+async def trainers(names: NameClient) -> list[str]:
+    """Addresses of the trainers that are registered now; one of them leads."""
+    return [entry.value for entry in await names.list("services/trainer")]
 
 
 async def first_version(names: NameClient, waits: Waits, config: ExperimentConfig) -> Path:

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from headway.core.evidence import Contradiction, Span
 from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError, InvalidInput, Overloaded, Unavailable
+from services.rollout_controller.weight_source import Group
 
 
 class ServerFailed(Unavailable):
@@ -225,3 +226,26 @@ class Dialect(Protocol):
         ...
 
     async def resume(self) -> None: ...
+
+
+@runtime_checkable
+class Broadcasts(Protocol):
+    """A dialect that can also receive weights in a process group."""
+
+    async def join_group(self, group: Group, rank: int) -> None:
+        """Returns when every member has joined.
+
+        Raises:
+            UpdateFailed, ServerFailed: It could not.
+        """
+        ...
+
+    async def leave_group(self, name: str) -> None: ...
+
+    async def receive(self, group: Group, version: PolicyVersion) -> None:
+        """Receive all buckets, and report the version.
+
+        Raises:
+            UpdateFailed, ServerFailed: The weights may be those of neither version.
+        """
+        ...

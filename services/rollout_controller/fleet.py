@@ -28,6 +28,7 @@ from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput, StaleVersion, TimedOut
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
+from services.rollout_controller.broadcast import Broadcast, Circle
 from services.rollout_controller.engine_api import Dialect, ServerBusy, ServerGone, UpdateFailed
 from services.rollout_controller.engine_client import FleetEngine
 from services.rollout_controller.engine_http import EngineHttp, open_session
@@ -37,6 +38,7 @@ from services.rollout_controller.gate import Gate
 from services.rollout_controller.generation import Limits
 from services.rollout_controller.sglang import Builtin, SGLang
 from services.rollout_controller.vllm import VLLM
+from services.rollout_controller.weight_source import WeightSource
 
 log = logging.getLogger(__name__)
 PREPARE_S = 60.0
@@ -127,8 +129,10 @@ class Fleet:
         options: FleetOptions,
         supervisor: Supervisor,
         waits: Waits,
+        source: WeightSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`source` sends weights by broadcast; None: servers load them from disk."""
         self.limits = Limits()
         self.request_timeout_s = options.request_timeout_s
         self.request_retries = options.request_retries
@@ -145,6 +149,8 @@ class Fleet:
         self._by_key: dict[str, Member] = {}
         """By the router's key; also those that are leaving."""
         self._known: dict[PolicyVersion, None] = {}
+        self._circle = Circle(source) if source is not None else None
+        self._broadcast: Broadcast | None = None
         self._num_joined = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -229,9 +235,34 @@ class Fleet:
             self._known.pop(next(iter(self._known)))
         if self.target is None or version > self.target:
             self.target = version
+            self._begin_broadcast(version)
             for member in self._members.values():
                 member.wake()
             self._gate.notify()
+
+    def _begin_broadcast(self, version: PolicyVersion) -> None:
+        """Those who serve now go to the version together."""
+        if self._circle is not None:
+            serving = [m.server for m in self._members.values() if m.state is EngineState.SERVING]
+            self._broadcast = Broadcast(version, serving, self._circle, self.update_timeout_s, self._transfer)
+
+    def _transfer(self, broadcast: Broadcast) -> None:
+        self._supervisor.start(f"send {broadcast.version.label}", broadcast.transfer())
+
+    async def prepare(self, member: Member, version: PolicyVersion, folder: Path) -> None:
+        if self._broadcast_to(member, version) is None:
+            await member.server.dialect.prepare(version, folder)
+
+    async def load(self, member: Member, version: PolicyVersion, folder: Path) -> None:
+        broadcast = self._broadcast_to(member, version)
+        if broadcast is None or not await broadcast.arrive(member.server):
+            await member.server.dialect.load(version, folder)
+
+    def _broadcast_to(self, member: Member, version: PolicyVersion) -> Broadcast | None:
+        """The broadcast that brings the version to this server; None: it loads from disk."""
+        broadcast = self._broadcast
+        is_for_it = broadcast is not None and broadcast.version == version and broadcast.awaits(member.server)
+        return broadcast if is_for_it else None
 
     async def _expect_first_server(self, version: PolicyVersion) -> None:
         """Raises: TimedOut, when no server is ready in time; the message says what each one does instead."""
@@ -319,6 +350,8 @@ class Fleet:
             self._note_context(member)
         else:
             router.close(key)
+        if self._broadcast is not None and member.state not in (EngineState.SERVING, EngineState.UPDATING):
+            self._broadcast.drop(member.server)
         self._gate.notify()
 
     def _note_context(self, member: Member) -> None:

@@ -83,6 +83,22 @@ class Host(Protocol):
         """
         ...
 
+    async def prepare(self, member: "Member", version: PolicyVersion, folder: Path) -> None:
+        """Do what of a load can be done while requests run.
+
+        Raises:
+            UpdateFailed, ServerFailed: The weights cannot be loaded.
+        """
+        ...
+
+    async def load(self, member: "Member", version: PolicyVersion, folder: Path) -> None:
+        """Bring the version's weights into the paused server, by the way that the fleet takes them.
+
+        Raises:
+            UpdateFailed, ServerFailed: It does not have them.
+        """
+        ...
+
     def has_other(self, member: "Member") -> bool:
         """Whether another server could take over its requests."""
         ...
@@ -207,13 +223,13 @@ class Member:
         dialect = self.server.dialect
         try:
             async with asyncio.timeout(self._host.update_timeout_s):
-                await dialect.prepare(target, folder)
+                await self._host.prepare(self, target, folder)
                 self._enter(EngineState.UPDATING)
                 await self.server.wait_until_idle(self._host.pause_grace_s)
                 began = self._clock()
                 await dialect.pause()
                 paused = self._clock()
-                await dialect.load(target, folder)
+                await self._host.load(self, target, folder)
                 loaded = self._clock()
                 self.server.label = target.label
                 await dialect.resume()

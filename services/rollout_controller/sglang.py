@@ -7,6 +7,7 @@ the old weights' cache.)
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headway.core.evidence import Span
 from headway.core.version import PolicyVersion
 from services.rollout_controller.engine_api import Facts, Finish, Piece, Sampling, ServerFailed, Update, UpdateFailed
 from services.rollout_controller.engine_http import EngineHttp, message_of
+from services.rollout_controller.weight_source import Group
 
 LEAST_INTERVAL = 64
 MOST_EVENTS = 16
@@ -79,9 +81,10 @@ class SGLang:
             has_tokenizer=not server.get("skip_tokenizer_init", False),
         )
 
-    async def label(self) -> str:
-        """The version that it says it serves."""
-        return str((await self._get("/model_info"))["weight_version"])
+    async def _verify(self, version: PolicyVersion) -> None:
+        served = (await self._get("/model_info"))["weight_version"]
+        if served != version.label:
+            raise UpdateFailed(f"{self._http.url} reports {served!r} after it was given {version.label}")
 
     async def prepare(self, version: PolicyVersion, folder: Path) -> None:
         """Nothing: SGLang reads weights only when it loads them."""
@@ -98,9 +101,40 @@ class SGLang:
             raise UpdateFailed(f"{self._http.url} did not load {version.label}: {status}: {message_of(reply)}")
         if status != 200:
             await self._finish_unflushed(version)
-        served = await self.label()
-        if served != version.label:
-            raise UpdateFailed(f"{self._http.url} reports {served!r} after it was given {version.label}")
+        await self._verify(version)
+
+    async def join_group(self, group: Group, rank: int) -> None:
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._admin("/init_weights_update_group", body, self._update_timeout_s)
+
+    async def leave_group(self, name: str) -> None:
+        with suppress(UpdateFailed):  # open only if a transfer broke off
+            await self._admin("/end_weight_update", {}, ADMIN_S)
+        await self._admin("/destroy_weights_update_group", {"group_name": name}, ADMIN_S)
+
+    async def receive(self, group: Group, version: PolicyVersion) -> None:
+        await self._admin("/begin_weight_update", {}, ADMIN_S)
+        for bucket in group.buckets:
+            is_last = bucket is group.buckets[-1]
+            body = {
+                "names": bucket.names,
+                "dtypes": bucket.dtypes,
+                "shapes": bucket.shapes,
+                "group_name": group.name,
+                "load_format": "flattened_bucket",
+                "flush_cache": is_last,
+                "weight_version": version.label if is_last else None,
+            }
+            await self._admin("/update_weights_from_distributed", body, self._update_timeout_s)
+        await self._admin("/end_weight_update", {}, ADMIN_S)
+        await self._verify(version)
 
     async def _finish_unflushed(self, version: PolicyVersion) -> None:
         """The weights are in, but the cache of the old ones is too, and the label is the old one."""

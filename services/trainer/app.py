@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import grpc
+
 from headway.config import ExperimentConfig
 from headway.data import Dataset, Task, open_dataset
 from headway.errors import InvalidInput
@@ -20,6 +22,8 @@ from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
+from headway.v1.weights_pb2_grpc import add_WeightSourceServicer_to_server
+from services.trainer.broadcast import SOURCE, WeightSender, WeightSourceApi, sender_for
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.controller_client import ControllerClient
 from services.trainer.distributed import start_process_group
@@ -60,9 +64,10 @@ async def serve(config: ExperimentConfig, placement: Placement, phases: Phases) 
             supervisor.start("follow rank 0", _follow(worker, supervisor))
             yield Running(supervisor)
         return
+    worker.sender = sender_for(config, placement.advertise or placement.host)
     ranks = Ranks(worker)
     try:
-        async with _rank_zero(config, placement, phases, ranks) as running:
+        async with _rank_zero(config, placement, phases, ranks, worker.sender) as running:
             yield running
     finally:
         await ranks.close()
@@ -70,15 +75,21 @@ async def serve(config: ExperimentConfig, placement: Placement, phases: Phases) 
 
 @asynccontextmanager
 async def _rank_zero(
-    config: ExperimentConfig, placement: Placement, phases: Phases, ranks: Ranks
+    config: ExperimentConfig, placement: Placement, phases: Phases, ranks: Ranks, sender: WeightSender | None
 ) -> AsyncIterator[Running]:
     trainer = Trainer(config, placement, phases, ranks)
+
+    def add_services(server: grpc.aio.Server) -> None:
+        add_TrainerServicer_to_server(TrainerApi(trainer), server)
+        if sender is not None:
+            add_WeightSourceServicer_to_server(WeightSourceApi(sender), server)
+
     async with NameClient(placement.name_resolve, config.run_name) as names, Supervisor() as supervisor:
         async with serve_grpc(
             placement.host,
             placement.grpc_port,
-            lambda server: add_TrainerServicer_to_server(TrainerApi(trainer), server),
-            [SERVICE],
+            add_services,
+            [SERVICE] if sender is None else [SERVICE, SOURCE],
         ) as server:
             await names.register(f"services/trainer/{placement.instance}", placement.address(server.port))
             supervisor.start("training", trainer.train(names, supervisor))

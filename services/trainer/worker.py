@@ -16,6 +16,7 @@ import torch
 from headway.algorithm.batch import SampleBatch
 from headway.config import ExperimentConfig
 from headway.core.version import PolicyVersion
+from services.trainer.broadcast import WeightSender
 from services.trainer.checkpoint import load_tensors, save_tensors
 from services.trainer.engine import TrainEngine
 from services.trainer.model_files import static_files
@@ -47,6 +48,8 @@ class TorchWorker:
         self._phases = phases
         self._engine: TrainEngine | None = None
         self._store: WeightStore | None = None
+        self.sender: WeightSender | None = None
+        """Sends what was written straight to the engines; None: they read it from disk."""
         self.is_stopping = threading.Event()
         """Set: long work ends at its next pause."""
 
@@ -98,6 +101,8 @@ class TorchWorker:
             return None
         if self._store is None:
             raise RuntimeError("the weights folder is not open")
+        if self.sender is not None:
+            self.sender.hold(version, tensors)
         return self._store.write(version, parent, tensors.items())
 
     def open_weights(self, term: int) -> None:
