@@ -1,7 +1,8 @@
 """One optimizer step: forward and backward over the micro-batches of this rank, then all or nothing.
 
 The loss of a mini-batch is the sum over its tokens, on all ranks, over their number; FSDP2 averages gradients over
-ranks, which is undone. Rules that look at a whole mini-batch (M2PO) are applied before it is cut up, on every rank alike.
+ranks, which is undone. A rule that looks at a whole mini-batch (M2PO) is applied before the cut, on all ranks alike.
+
 Guarantee: where the loss or the gradient is not finite on any rank, no rank moves parameters or moments.
 """
 

@@ -1,6 +1,7 @@
 """An update moves the weights as the optimizer says, or not at all; a checkpoint continues bit for bit."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from train_engine_harness import (
 )
 
 from headway.algorithm.batch import SampleBatch
+from headway.algorithm.losses import PolicyLoss, policy_loss
 from headway.config.actor import OptimizerConfig
 from headway.errors import InvalidInput
+from services.trainer import update
 from services.trainer.engine import TrainEngine
 from services.trainer.optimization import BFloat16AdamW, Optimization, lr_factor, scale_gradients
 
@@ -63,6 +66,20 @@ def test_a_loss_that_is_not_finite_changes_nothing(model: Path) -> None:
     assert result.stats["ppo_actor/update/skipped_minibatches"] == 1
     assert_bit_equal(state_of(engine), before)
     step(engine, 1)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing_even_with_a_finite_gradient(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> PolicyLoss:
+        found = policy_loss(*args)
+        return replace(found, loss=found.loss + math.inf)
+
+    engine = make_engine(model, optimizer=ADAM)
+    before, batch = state_of(engine), prepared(engine, make_batch())
+    monkeypatch.setattr(update, "policy_loss", broken)
+    assert not engine.ppo_update(batch).applied
+    assert_bit_equal(state_of(engine), before)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model: Path) -> None:

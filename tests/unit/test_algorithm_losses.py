@@ -157,6 +157,17 @@ def test_gspo_takes_one_ratio_and_the_mean_advantage_of_a_sequence(seed: int, c:
     assert_equal(make_samples(seed), actor(importance_sampling_level="sequence", c_clip=c), loss)
 
 
+def test_gspo_leaves_tokens_that_are_left_out_out_of_its_means() -> None:
+    (sample,) = make_samples(5, lengths=(4,))
+    kept = [True, False, True, False]
+    config = actor(importance_sampling_level="sequence")
+    value, gradient, _ = ours([sample], config, kept=kept)
+    shorter = tuple([x for x, keep in zip(part, kept, strict=True) if keep] for part in sample)
+    alone, alone_gradient, _ = ours([shorter], config)  # type: ignore[list-item]
+    assert value * 4 == pytest.approx(alone * 2, rel=1e-5)
+    assert [g * 4 for g in gradient[::2]] == pytest.approx([g * 2 for g in alone_gradient], rel=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_sapo_gates_by_a_sigmoid_whose_slope_depends_on_the_sign(seed: int) -> None:
     def loss(sample: Sample, t: int) -> Tensor:
