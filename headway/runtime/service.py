@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -30,6 +31,7 @@ from headway.runtime.supervisor import Supervisor
 
 READY_PREFIX = "HEADWAY_READY "
 EXIT_MISTAKE = 2
+WILDCARDS = ("0.0.0.0", "::", "[::]")
 log = logging.getLogger(__name__)
 
 
@@ -119,9 +121,14 @@ async def _serve_until(
 OPTIONS = (
     ("config", Path, None, "the experiment file"),
     ("name-resolve", str, "", "host:port[,host:port] of name-resolve"),
-    ("instance", str, "0", "unique among the replicas of this service"),
-    ("host", str, "127.0.0.1", "address to bind"),
-    ("advertise", str, "", "address that others dial; default: the host"),
+    (
+        "instance",
+        str,
+        "",
+        "unique among the replicas of this service; default: 0, or the hostname with a wildcard host",
+    ),
+    ("host", str, "127.0.0.1", "address to bind; 0.0.0.0 or :: binds them all"),
+    ("advertise", str, "", "address that others dial; default: the host, or the hostname with a wildcard host"),
     ("grpc-port", int, "0", "0 takes any free port"),
     ("http-port", int, "0", "0 takes any free port"),
     ("run-dir", Path, "runs", "the run's folder"),
@@ -139,11 +146,13 @@ def _parse(service: str, argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _placement_of(arguments: argparse.Namespace) -> Placement:
+    """Where the process lives. In a container the wildcard is bound, and the hostname is what others can dial."""
+    own_name = socket.gethostname() if arguments.host in WILDCARDS else ""
     return Placement(
         name_resolve=arguments.name_resolve,
-        instance=arguments.instance,
+        instance=arguments.instance or own_name or "0",
         host=arguments.host,
-        advertise=arguments.advertise,
+        advertise=arguments.advertise or own_name,
         grpc_port=arguments.grpc_port,
         http_port=arguments.http_port,
         run_dir=arguments.run_dir,
