@@ -79,6 +79,8 @@ class TrainEngine:
             raise InvalidInput(
                 "enable_offload moves weights from a GPU to the host; there is no GPU here: set it to false"
             )
+        if self.config.m2_threshold is not None and not self.needs_prox_logp:
+            raise InvalidInput("actor.m2_threshold needs recomputed log-probs: recompute_logprob, and not loglinear")
 
     @property
     def rank(self) -> int:

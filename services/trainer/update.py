@@ -19,7 +19,6 @@ from headway.algorithm.losses import PolicyTokens, policy_loss
 from headway.algorithm.proximal import approximations, second_moment_mask
 from headway.algorithm.statistics import TokenStatistics, approximation_statistics, loss_statistics
 from headway.config.actor import ActorConfig
-from headway.errors import InvalidInput
 from services.trainer.distributed import Ranks
 from services.trainer.layout import MicroBatch
 from services.trainer.model import Policy
@@ -101,7 +100,7 @@ class Updater:
         if self._config.m2_threshold is None:
             return int(mine.sum()), mine
         if batch.prox_logp is None:
-            raise InvalidInput("actor.m2_threshold needs recomputed log-probs: prox_logp_method recompute or metrics")
+            raise ValueError("M2PO needs a batch with prox_logp")
         kept = second_moment_mask(batch.logprobs[mine], batch.prox_logp[mine], self._config.m2_threshold)
         return int(mine.sum()), mine.masked_scatter(mine, kept)
 

@@ -242,6 +242,14 @@ def test_without_kl_no_reference_is_built_and_with_it_one_is_needed(model: Path)
         TrainEngine(experiment(model).model_copy(update={"actor": make_kl_actor(model)}), total_train_steps=1)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"prox_logp_method": "loglinear"}, {"use_decoupled_loss": False, "recompute_logprob": False}]
+)
+def test_m2po_without_recomputed_logprobs_is_refused_at_the_start(model: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="m2_threshold"):
+        make_engine(model, m2_threshold=0.1, **changes)
+
+
 def make_kl_actor(model: Path) -> Any:
     return experiment(model).actor.model_copy(update={"kl_ctl": 0.1})
 
