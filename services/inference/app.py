@@ -8,83 +8,32 @@ before. When the block is left, or the engine ends, the name is gone and so is t
 
 import hashlib
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
 from headway.config import ExperimentConfig
 from headway.errors import InvalidInput, NotFound, Unavailable
-from headway.runtime.http_server import serve_http
 from headway.runtime.names import NameClient, VersionRecord
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from services.inference.adapter import RunningEngine
-from services.inference.builtin import BuiltinEngine, BuiltinSettings, start_builtin
-from services.inference.engine import EngineSettings
-from services.inference.http_api import create_app
 from services.inference.sglang import start_sglang
 from services.inference.vllm import start_vllm
 
 log = logging.getLogger(__name__)
 
 
-class BuiltinAdapter:
-    """The built-in engine, which lives in this process."""
-
-    kind = "builtin"
-
-    def __init__(self, builtin: BuiltinEngine, port: int) -> None:
-        self._builtin = builtin
-        self.pid = os.getpid()
-        self.port = port
-
-    async def load(self, folder: Path, label: str) -> None:
-        success, message = await self._builtin.update_from_disk(str(folder), label, flush_cache=True)
-        if not success:
-            raise Unavailable(message)
-
-    async def served_version(self) -> str:
-        return self._builtin.weight_version
-
-    async def wait(self) -> None:
-        await self._builtin.engine.wait()
-
-
-@asynccontextmanager
-async def start_in_process(
-    config: ExperimentConfig, placement: Placement, folder: Path, label: str
-) -> AsyncIterator[BuiltinAdapter]:
-    """The built-in engine and its HTTP API, for as long as the block runs."""
-    inference = config.inference
-    settings = BuiltinSettings(
-        folder=folder,
-        label=label,
-        weights_roots=(config.paths.weights,),
-        device=inference.device,
-        dtype=inference.dtype,
-        threads=inference.threads,
-        context_length=inference.context_length,
-        seed=_seed(config.seed, placement.instance),
-        engine=EngineSettings(max_running_requests=inference.max_running_requests),
-    )
-    async with (
-        start_builtin(settings) as builtin,
-        serve_http(cast(Any, create_app(builtin)), placement.host, placement.http_port) as port,
-    ):
-        yield BuiltinAdapter(builtin, port)
-
-
 Starter = Callable[[ExperimentConfig, Placement, Path, str], AbstractAsyncContextManager[RunningEngine]]
-STARTERS: dict[str, Starter] = {"builtin": start_in_process, "sglang": start_sglang, "vllm": start_vllm}
 
 
-def start_engine(
-    config: ExperimentConfig, placement: Placement, folder: Path, label: str
-) -> AbstractAsyncContextManager[RunningEngine]:
-    """The engine that the experiment file names."""
-    return STARTERS[config.engine](config, placement, folder, label)
+def starter_of(config: ExperimentConfig) -> Starter:
+    """What starts the engine that the experiment file names. Only the built-in one needs torch beside the agent."""
+    if config.engine == "builtin":
+        from services.inference.in_process import start_in_process
+
+        return start_in_process
+    return start_sglang if config.engine == "sglang" else start_vllm
 
 
 @asynccontextmanager
@@ -95,6 +44,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         InvalidInput: The engine cannot be started as configured, or the weights are not those that were published.
         Unavailable, TimedOut: The engine ended, or did not answer in time.
     """
+    start_engine = starter_of(config)  # what it imports is there before the first version is
     async with Supervisor() as supervisor, NameClient(placement.name_resolve, config.run_name) as names:
         record = await _first_version(names)
         folder = published_folder(config.paths.weights, record)
@@ -146,8 +96,3 @@ def published_folder(weights: Path, record: VersionRecord) -> Path:
     if hashlib.sha256(manifest.read_bytes()).hexdigest() != record.manifest_sha256:
         raise InvalidInput(f"{manifest} is not the manifest that was published as {record.version.label}")
     return folder
-
-
-def _seed(seed: int, instance: str) -> int:
-    """A seed for each instance."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{instance}".encode()).digest()[:8], "little")
