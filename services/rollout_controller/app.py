@@ -99,6 +99,7 @@ def make_controller(
         max_concurrent=rollout.max_concurrent_rollouts,
         queue_size=rollout.queue_size,
         policy=StalenessPolicy(rollout.staleness_policy),
+        keeps_batches=config.recover.mode != "disabled",
     )
     should_accept = load_filter(config.workflow.should_accept_fn)
     samples, stall_limit_s = config.gconfig.n_samples, rollout.request_timeout

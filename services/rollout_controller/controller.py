@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from headway.core.ledger import Batch, Ledger, TaskState
@@ -32,12 +32,10 @@ from headway.v1 import types_pb2 as pb
 from services.rollout_controller.evaluations import Evaluations
 from services.rollout_controller.journal import Recovered
 from services.rollout_controller.production import FleetView, JournalWriter, Production, Writes
-from services.rollout_controller.records import Handout, Settings, StepRecord
+from services.rollout_controller.records import Handout, History, Settings, StepRecord
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 
 log = logging.getLogger(__name__)
-MAX_HISTORY = 100_000
-"""Steps kept for the report."""
 
 
 class RolloutController:
@@ -70,7 +68,6 @@ class RolloutController:
         """Changes with each start: what was pending or running before is to be submitted again."""
         self.served: int | None = None
         """The newest step that the whole fleet has served."""
-        self.history: deque[StepRecord] = deque(maxlen=MAX_HISTORY)
         self.evaluations = Evaluations(evaluation, fleet, settings, waits)
         self._fleet = fleet
         self._journal = journal
@@ -91,7 +88,7 @@ class RolloutController:
         return Production(self.settings, self._training, self._writes, self._supervisor, self._on_change)
 
     def _forget_steps(self) -> None:
-        self.history.clear()
+        self.history = History()
         self._records: dict[int, StepRecord] = {}
         """Of the steps whose batch is kept."""
         self._forgotten_before = 0
@@ -119,7 +116,9 @@ class RolloutController:
             log.error("the journal's group of task %s was damaged; it has to be submitted again", task_id)
         self._fencing_token = recovered.fencing_token
         for stored in recovered.steps:
-            self._remember(StepRecord.stored(stored))
+            record = StepRecord.stored(stored)
+            self._remember(record)
+            self.history.num_committed += record.version is not None
             if stored.task_ids:
                 self.ledger.restore_batch(stored.step, stored.task_ids, stored.is_committed)
             else:
@@ -257,9 +256,12 @@ class RolloutController:
         record.version, record.stats, record.committed_at = version, dict(stats), self._wall_clock()
         if record.is_skipped:
             await self._skip(step)
-        else:
-            self.ledger.commit(step)
-            await self._writes.done(lambda store: store.commit(step, record.at_commit()))
+            return
+        self.history.num_committed += self.ledger.commit(step)
+        committed = self._writes.begin(lambda store: store.commit(step, record.at_commit()))
+        if not self.settings.keeps_batches:
+            await self.forget_before(step, fencing_token)
+        await asyncio.shield(committed)
 
     async def forget_before(self, step: int, fencing_token: int) -> int:
         """A checkpoint at `step` is complete; returns how many groups were dropped.
@@ -337,4 +339,8 @@ class RolloutController:
 
     def _remember(self, record: StepRecord) -> None:
         self._records[record.step] = record
-        self.history.append(record)
+        self.history.add(record)
+
+    async def all_steps(self) -> list[StepRecord]:
+        """Every step that was given a batch, from the journal, but for the skipped ones."""
+        return [StepRecord.stored(stored) for stored in await self._writes.done(lambda store: list(store.steps()))]

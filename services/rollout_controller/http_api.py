@@ -28,7 +28,7 @@ def make_http_api(
 
     @app.get("/v1/report", summary="The status with the history of all steps")
     async def get_report() -> ControllerReport:
-        return status.report(clock())
+        return await status.report(clock())
 
     @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def get_metrics() -> Response:

@@ -258,7 +258,7 @@ class JournalStore:
             TaskState(state): count
             for state, count in self._db.execute("SELECT state, count(*) FROM ended GROUP BY state")
         }
-        return Recovered(ready, list(self._steps()), ended, int(self.get_meta("fencing_token", "0")), damaged)
+        return Recovered(ready, list(self.steps()), ended, int(self.get_meta("fencing_token", "0")), damaged)
 
     def _ready_rows(self) -> Iterator[tuple[Any, ...]]:
         return self._db.execute(
@@ -266,7 +266,8 @@ class JournalStore:
             "WHERE step IS NULL ORDER BY id"
         )
 
-    def _steps(self) -> Iterator[StoredStep]:
+    def steps(self) -> Iterator[StoredStep]:
+        """Every step that was given a batch, in order; those that were skipped are gone."""
         for step, summary, is_committed, record in self._db.execute("SELECT * FROM steps ORDER BY step").fetchall():
             rows = self._db.execute("SELECT task_id FROM groups WHERE step = ? ORDER BY position", (step,))
             task_ids = tuple(row[0] for row in rows)

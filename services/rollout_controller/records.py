@@ -1,11 +1,14 @@
 """What the controller remembers of settings, steps and time: plain data, and its form in the journal."""
 
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.selection import StalenessPolicy
 from headway.core.version import PolicyVersion
 from services.rollout_controller.journal import StoredStep
+
+MAX_RECENT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,8 @@ class Settings:
     queue_size: int
     policy: StalenessPolicy = StalenessPolicy.MASK
     max_attempts: int = 3
+    keeps_batches: bool = True
+    """Whether a trainer may come back to a committed step. If not, its batch is dropped when the next one commits."""
 
 
 @dataclass(slots=True)
@@ -70,6 +75,26 @@ class StepRecord:
             record.get("committed_at"),
             record.get("stats", {}),
         )
+
+
+class History:
+    """The steps of the run: the last `MAX_RECENT` in memory, sums over all of them. The journal has them all."""
+
+    def __init__(self) -> None:
+        self.recent: deque[StepRecord] = deque(maxlen=MAX_RECENT)
+        self.num_committed = 0
+        self.tokens_by_staleness: Counter[int] = Counter()
+        self.masked_by_staleness: Counter[int] = Counter()
+
+    def add(self, record: StepRecord) -> None:
+        """A batch was handed out."""
+        self.recent.append(record)
+        self.tokens_by_staleness.update(record.tokens_by_staleness)
+        self.masked_by_staleness.update(record.masked_by_staleness)
+
+    @property
+    def last_committed(self) -> StepRecord | None:
+        return next((record for record in reversed(self.recent) if record.version is not None), None)
 
 
 @dataclass(slots=True)

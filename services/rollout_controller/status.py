@@ -9,7 +9,7 @@ from headway.core.trajectory import Outcome
 from headway.runtime.waits import Wait
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.evaluations import EvaluationRecord
-from services.rollout_controller.records import StepRecord
+from services.rollout_controller.records import History, StepRecord
 
 
 class Model(BaseModel):
@@ -180,7 +180,7 @@ class Status:
 
     def status(self, now: float) -> ControllerStatus:
         controller, around = self._controller, self._surroundings
-        committed = [record for record in controller.history if record.version is not None]
+        last = controller.history.last_committed
         return ControllerStatus(
             run=self._run,
             uptime_s=now - self._started_at,
@@ -193,14 +193,14 @@ class Status:
             quarantined={task: failures(history) for task, history in controller.ledger.quarantined.items()},
             staleness=staleness_status(controller),
             waits=[wait_status(wait) for wait in controller.waits.snapshot()],
-            last_step=step_status(committed[-1]) if committed else None,
-            num_steps=len(committed),
+            last_step=step_status(last) if last else None,
+            num_steps=controller.history.num_committed,
             tokens=histogram(controller.history),
             timing=timing_status(controller),
         )
 
-    def report(self, now: float) -> ControllerReport:
-        history = [step_status(record) for record in self._controller.history]
+    async def report(self, now: float) -> ControllerReport:
+        history = [step_status(record) for record in await self._controller.all_steps()]
         evaluations = [evaluation_status(record) for record in self._controller.evaluations.history]
         return ControllerReport(**dict(self.status(now)), history=history, evaluations=evaluations)
 
@@ -298,16 +298,11 @@ def evaluation_status(record: EvaluationRecord) -> EvaluationStatus:
     )
 
 
-def histogram(history: Sequence[StepRecord]) -> StalenessHistogram:
+def histogram(history: History) -> StalenessHistogram:
     return StalenessHistogram(
-        gradient=_sum([record.tokens_by_staleness for record in history]),
-        masked=_sum([record.masked_by_staleness for record in history]),
+        gradient=dict(sorted(history.tokens_by_staleness.items())),
+        masked=dict(sorted(history.masked_by_staleness.items())),
     )
-
-
-def _sum(parts: Sequence[dict[int, int]]) -> dict[int, int]:
-    ages = sorted({age for part in parts for age in part})
-    return {age: sum(part.get(age, 0) for part in parts) for age in ages}
 
 
 def timing_status(controller: RolloutController) -> TimingStatus:

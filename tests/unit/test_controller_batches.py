@@ -241,7 +241,7 @@ async def test_a_wait_shows_its_name_and_its_length_and_ends(world: World) -> No
     await world.controller.submit(rows(0, 1))
     await fetching
     assert world.controller.waits.snapshot() == []
-    assert world.controller.history[-1].waited_s == 8.0
+    assert world.controller.history.recent[-1].waited_s == 8.0
 
 
 @scenario()
@@ -271,7 +271,7 @@ async def test_the_report_has_the_history_of_every_step(world: World) -> None:
     await world.controller.submit(rows(*range(8)))
     for step in range(3):
         await world.step(step)
-    report = Status("run", world.controller, Surroundings(), 0.0).report(12.0)
+    report = await Status("run", world.controller, Surroundings(), 0.0).report(12.0)
     assert [step.version for step in report.history] == ["v1.1", "v1.2", "v1.3"]
     assert report.history[0].committed_at == 1.5e9
     assert sum(report.tokens.gradient.values()) == 3 * BATCH
@@ -307,6 +307,17 @@ def test_a_group_is_ready_only_when_it_is_on_disk() -> None:
     run_virtual(run())
 
 
+@scenario(keeps_batches=False)
+async def test_without_recovery_a_batch_is_dropped_when_the_next_one_is_committed(world: World) -> None:
+    await world.controller.submit(rows(*range(8)))
+    for step in range(3):
+        await world.step(step)
+    assert [*world.controller.ledger.batches] == [2]
+    assert world.disk.store.recover().num_ended == {TaskState.CONSUMED: 2 * BATCH}
+    assert await world.controller.submit(rows(*range(8))) == 0
+    assert [record.step for record in await world.controller.all_steps()] == [0, 1, 2]
+
+
 def test_what_is_known_survives_a_restart() -> None:
     async def run() -> None:
         disk = SimulatedDisk(JournalStore(":memory:"))
@@ -318,12 +329,13 @@ def test_what_is_known_survives_a_restart() -> None:
             await before.step(0)
             await before.fetch(1)
             await asyncio.sleep(9)
-            histogram = before.controller.history[0].tokens_by_staleness
+            histogram = before.controller.history.tokens_by_staleness
         after = World(disk)
         async with after.running() as controller:
             after.fleet.publish(1)
-            assert controller.history[0].tokens_by_staleness == histogram
-            assert controller.history[0].version == PolicyVersion(1, 1)
+            assert controller.history.tokens_by_staleness == histogram
+            assert controller.history.num_committed == 1
+            assert controller.history.recent[0].version == PolicyVersion(1, 1)
             assert await controller.submit(rows(*range(7))) == 0
             counts = {state: count for state, count in controller.ledger.counts.items() if count}
             assert counts == {
