@@ -9,8 +9,8 @@ trap 'rm -rf "$environment"' EXIT
 python3 -m venv "$environment"
 "$environment/bin/pip" install --quiet --upgrade pip
 "$environment/bin/pip" install --quiet "torch==$torch"
-"$environment/bin/pip" install --quiet ".[local,dev]"
+"$environment/bin/pip" install --quiet ".[local,dev,container]"
 {
-  echo "# Written by tools/lock.sh: what pyproject.toml's extras [local,dev] resolved to."
+  echo "# Written by tools/lock.sh: what pyproject.toml's extras [local,dev,container] resolved to."
   "$environment/bin/pip" freeze --exclude headway | sed 's/^\(torch==[0-9.]*\)+.*/\1/'
 } >requirements.lock
