@@ -13,7 +13,7 @@ from headway.errors import InvalidInput, StaleVersion, TimedOut
 from headway.testing.scripted_engine import ScriptedEngine
 from headway.testing.scripted_model import CONTEXT_LENGTH, EOS, VOCABULARY, count_up
 from headway.workflow import GenerationHyperparameters, ModelRequest
-from headway.workflow.errors import PromptTooLong, ServerLost
+from headway.workflow.errors import EvidenceInvalid, PromptTooLong, ServerLost
 
 GENERATE = {"sglang": "/generate", "vllm": "/inference/v1/generate"}
 
@@ -280,6 +280,19 @@ async def test_a_pin_that_was_passed_is_told_rather_than_waited_for(one: Rig) ->
     await soon(one.fleet.move_to(V1))
     with pytest.raises(StaleVersion, match=r"pinned to v1\.0, but v1\.1 was published"):
         await soon(one.fleet.engine(pinned=V0).agenerate(request()))
+
+
+async def test_a_pinned_request_that_another_version_went_on_with_is_refused(one: Rig) -> None:
+    model = one.engines["0"].model
+    running = asyncio.create_task(one.fleet.engine(pinned=V0).agenerate(request()))
+    await soon(model.wait_for_requests(1))
+    model.advance(3)
+    model.label = "v1.1"
+    one.publish(V1)
+    one.fleet._known[V1] = None
+    model.finish_all()
+    with pytest.raises(EvidenceInvalid, match=r"v1\.1 made tokens of a request that is pinned to v1\.0"):
+        await soon(running)
 
 
 async def test_requests_of_a_group_go_to_one_server(tmp_path: Path, kind: Kind) -> None:
