@@ -6,6 +6,8 @@ name-resolve --> reward replicas --> RewardClient --+
                                        Journal -----+
 """
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -40,6 +42,8 @@ from services.rollout_controller.workflows import Workflows
 SERVICE = "headway.v1.RolloutController"
 NAME = "services/rollout-controller"
 SERVERS = "services/inference/"
+PATIENCE_S = 60.0
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -63,6 +67,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         known = KnownServices(names, fleet, rewards, supervisor)
         supervisor.start("watch services", known.follow_services())
         supervisor.start("watch versions", known.follow_versions())
+        supervisor.start("tell long waits", tell_long_waits(waits))
         workflows = Workflows(config, timed(rewards.reward_fn))
         making = supervisor.start("load the workflow", workflows.make(partial(first_version, names, waits, config)))
         if workflows.has_local_tokenizer:
@@ -136,6 +141,19 @@ async def first_version(names: NameClient, waits: Waits, config: ExperimentConfi
         async for record in names.watch_versions():
             return config.paths.weights / record.version.label
     raise AssertionError("a watch has no end")
+
+
+async def tell_long_waits(waits: Waits) -> None:
+    """Log each wait once it has lasted `PATIENCE_S`, and again each time that has doubled."""
+    told: dict[str, float] = {}
+    while True:
+        await asyncio.sleep(PATIENCE_S)
+        open_waits = waits.snapshot()
+        told = {wait.what: told.get(wait.what, 0.0) for wait in open_waits}
+        for wait in open_waits:
+            if wait.since_s >= max(PATIENCE_S, 2 * told[wait.what]):
+                told[wait.what] = wait.since_s
+                log.info("waiting for %s, since %.0f s", wait.what, wait.since_s)
 
 
 class KnownServices(Surroundings):

@@ -10,12 +10,13 @@ transaction and an fsync (group commit); another one reads, so that a long repla
     end      a task was rejected or quarantined          its id stays known
 
 Guarantee: an awaited write is on disk. Each payload carries a checksum over itself and its task's name; a record that
-does not match is never handed out. Ids of ended tasks are kept for ever (one short row each), payloads until
-`forget_before` passes them.
+does not match is never handed out. A lock, gone with its process, keeps a second controller out. Ids of ended tasks are
+kept for ever (one short row each), payloads until `forget_before` passes them.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import queue
 import sqlite3
@@ -298,8 +299,12 @@ class Journal:
         self._is_closed = False
 
     async def __aenter__(self) -> "Journal":
-        self._store = await self._loop.run_in_executor(self._readers, self._open)
-        self._reader = await self._loop.run_in_executor(self._readers, JournalStore, self.path)
+        """Open the journal.
+
+        Raises:
+            JournalBroken: It cannot be opened, or another process has it.
+        """
+        await self._loop.run_in_executor(self._readers, self._open)
         self._writer = threading.Thread(target=self._write_all, name="journal-write", daemon=True)
         self._writer.start()
         return self
@@ -313,6 +318,7 @@ class Journal:
         self._readers.shutdown()
         self._store.close()
         self._reader.close()
+        self._lock.close()
 
     def write(self, operation: Callable[[JournalStore], T]) -> "asyncio.Future[T]":
         """Queue a write, in order; the future is done when it is on disk.
@@ -343,12 +349,21 @@ class Journal:
             for found in await self.read(partial(_payloads, wanted)):
                 yield found
 
-    def _open(self) -> JournalStore:
+    def _open(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = self.path.with_suffix(".lock").open("w")
         except OSError as error:
             raise JournalBroken(f"journal {self.path}: {error}") from error
-        return JournalStore(self.path)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._store, self._reader = JournalStore(self.path), JournalStore(self.path)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise JournalBroken(f"journal {self.path} is in use: another rollout controller runs this trial") from error
+        except JournalBroken:
+            self._lock.close()
+            raise
 
     def _write_all(self) -> None:
         """The writer's thread: take what has come, write it in one transaction, then answer."""

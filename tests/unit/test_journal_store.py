@@ -193,6 +193,16 @@ async def test_a_damaged_group_of_a_batch_is_never_handed_out(tmp_path: Path) ->
             [payload async for payload in journal.payloads(0)]
 
 
+async def test_a_journal_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    async with Journal(path):
+        with pytest.raises(JournalBroken, match="another rollout controller runs this trial"):
+            async with Journal(path):
+                pass
+    async with Journal(path):
+        pass
+
+
 async def test_another_format_and_no_journal_at_all_are_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     store = JournalStore(path)
