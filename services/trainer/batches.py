@@ -15,7 +15,7 @@ import numpy as np
 from headway.algorithm.batch import SampleBatch
 from headway.config import ExperimentConfig
 from headway.core.trajectory import Group
-from headway.errors import InvalidInput
+from headway.errors import InvalidInput, NotFound
 from services.trainer.controller_client import FetchedBatch
 
 log = logging.getLogger(__name__)
@@ -40,17 +40,23 @@ class StepBatch:
         return [group.task_id for group in self.fetched.groups]
 
 
+class HistoryLost(NotFound):
+    """The controller no longer has the batches that are to be trained on again."""
+
+
 class BatchSource:
     """Fetches ahead.
 
     Args:
         config: Batch size, eta, policy, and the token budget of a micro-batch.
         controller: Gives the batches.
+        replay_until: Batches of earlier steps were handed out in an earlier life of the run.
     """
 
-    def __init__(self, config: ExperimentConfig, controller: Fetcher) -> None:
+    def __init__(self, config: ExperimentConfig, controller: Fetcher, replay_until: int) -> None:
         self._config = config
         self._controller = controller
+        self.replay_until = replay_until
         self._tasks: dict[int, asyncio.Task[StepBatch]] = {}
 
     def prefetch(self, step: int) -> "asyncio.Task[StepBatch]":
@@ -71,6 +77,11 @@ class BatchSource:
             if not task.done():
                 self.forget(step)
 
+    def forget_all(self) -> None:
+        """Let go of every batch."""
+        for step in list(self._tasks):
+            self.forget(step)
+
     def has(self, step: int) -> bool:
         """Whether the batch of `step` has arrived."""
         return step in self._tasks and self._tasks[step].done()
@@ -83,6 +94,8 @@ class BatchSource:
 
     async def _fetch(self, step: int) -> StepBatch:
         fetched = await self._controller.fetch_batch(step, self._config.rollout.consumer_batch_size)
+        if step < self.replay_until and not fetched.is_replay:
+            raise HistoryLost(f"the batch of step {step} was trained on before, and the controller has lost it")
         return await asyncio.to_thread(checked_batch, self._config, fetched)
 
 

@@ -13,7 +13,8 @@ counting updates and no token's staleness changes. A skipped batch is never repl
 
 Replay. A recovered trainer starts at the step c of its checkpoint; version p was published when its predecessor died.
 Steps before p train on the batches that the controller handed out then, and publish nothing; p is published again under
-the new term, and training goes on.
+the new term, and training goes on. Where the controller has lost those batches, the checkpoint's version is published
+instead, and training goes on from there.
 
 Waits for the batch, the torch thread, name-resolve and the controller, each by a name that the status shows.
 """
@@ -30,7 +31,7 @@ from headway.config import ExperimentConfig
 from headway.core.version import PolicyVersion
 from headway.data import Dataset, Task
 from headway.errors import HeadwayError, TimedOut, Unavailable
-from services.trainer.batches import BatchSource, StepBatch
+from services.trainer.batches import BatchSource, HistoryLost, StepBatch
 from services.trainer.checkpoint import Checkpoint, CheckpointStore, TrainerRecord
 from services.trainer.controller_client import ControllerClient
 from services.trainer.phases import Phase, Phases
@@ -99,6 +100,8 @@ class Progress:
     """What the loop counts."""
 
     version: PolicyVersion
+    published_step: int
+    """Nothing is published before this step is reached."""
     parent: PolicyVersion | None = None
     num_skipped: int = 0
     num_skipped_in_a_row: int = 0
@@ -121,10 +124,11 @@ class TrainLoop:
         self._config = parts.config
         self._phases = parts.phases
         self.progress = Progress(
-            PolicyVersion(parts.term, start.checkpoint.record.version.step if start.checkpoint else 0)
+            PolicyVersion(parts.term, start.checkpoint.record.version.step if start.checkpoint else 0),
+            start.published_step,
         )
         self.feeder = TaskFeeder(parts.dataset, parts.controller, self._need)
-        self._batches = BatchSource(parts.config, parts.controller)
+        self._batches = BatchSource(parts.config, parts.controller, start.published_step)
         now = time.monotonic()
         self._evaluator = Due(parts.config.evaluator, parts.length, now)
         self._recover = Due(parts.config.recover, parts.length, now)
@@ -251,7 +255,7 @@ class TrainLoop:
             self._parts.trace.end_of_step()
 
     async def _next_batch(self, step: int) -> StepBatch | None:
-        """The batch of a step; None: the run is to stop. Saves that are asked for meanwhile are made."""
+        """The batch of a step; None: look again. Saves that are asked for meanwhile are made."""
         fetch = self._batches.prefetch(step)
         self.feeder.refresh()
         with self._phases(Phase.WAIT_FOR_BATCH):
@@ -263,13 +267,17 @@ class TrainLoop:
                 if self.progress.stop_reason is not None:
                     return None
                 await self._answer_saves()
+        try:
             return fetch.result()
+        except HistoryLost as lost:
+            await self._go_on_without_history(lost)
+            return None
 
     async def _advance(self, batch: StepBatch, update: Stats, started: float) -> None:
         progress = self.progress
         before = progress.version
         version = PolicyVersion(before.term, before.step + 1)
-        is_caught_up = version.step >= self._start.published_step
+        is_caught_up = version.step >= progress.published_step
         progress.version = version
         progress.is_consuming = False
         progress.num_samples += batch.samples.num_samples
@@ -316,6 +324,16 @@ class TrainLoop:
         stats["total_samples"] = float(self.progress.num_samples)
         stats["total_s"] = self.progress.trained_s
         return stats
+
+    async def _go_on_without_history(self, lost: HistoryLost) -> None:
+        """Steps since the checkpoint cannot be repeated: publish the checkpoint's version, and go on from it."""
+        version = self.progress.version
+        log.warning("%s: goes on from %s, which is published anew", lost, version.label)
+        self._batches.forget_all()
+        self._batches.replay_until = self.progress.published_step = version.step
+        await self._parts.controller.begin(version.step, is_fresh=True)
+        await self._publish(version)
+        self.feeder.resubmit()
 
     # ---- actions
 
@@ -391,7 +409,7 @@ class TrainLoop:
         """Enough tasks that eta + 2 batches are under way, and no more than the run still needs."""
         step = self.progress.version.step
         batch_size = self._parts.length.batch_size
-        first = max(step, self._start.published_step)
+        first = max(step, self.progress.published_step)
         num_arrived = sum(self._batches.has(step) for step in (first, first + 1))
         num_left = max(0, self.total_steps - first - num_arrived)
         num_ahead = self._config.rollout.max_head_offpolicyness + 2

@@ -90,6 +90,11 @@ class TaskFeeder:
         self._outstanding = {task.task_id: task for task in tasks}
         self._unsent = tasks
 
+    def resubmit(self) -> None:
+        """The controller has forgotten everything: submit what is outstanding again."""
+        self._unsent = list(self._outstanding.values())
+        self._changed.set()
+
     def refresh(self) -> None:
         """The need may have changed: see to it soon."""
         self._changed.set()

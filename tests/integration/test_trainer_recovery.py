@@ -113,6 +113,22 @@ async def test_a_run_that_is_killed_again_and_again_still_ends_there(
     assert trial.controller.consumed == consumed
 
 
+async def test_where_the_controller_lost_its_journal_the_run_goes_on_from_the_checkpoint(
+    forks: Zygote, tmp_path: Path
+) -> None:
+    async with stage(tmp_path, steps=STEPS, **RECOVER) as trial:
+        assert await run(forks, trial, "end publish", 4) == -9
+        lost = trial.controller
+        lost.tasks, lost.pending, lost.batches, lost.consumed, lost.committed = {}, {}, {}, [], set()
+        assert await run(forks, trial) == 0
+        record = await trial.names.get_version()
+    assert record is not None
+    assert record.version == PolicyVersion(2, STEPS)
+    assert [begin[1:] for begin in lost.begins] == [(0, True), (2, False), (2, True)]
+    assert sorted(path.name for path in trial.config.paths.weights.glob("v2.*"))[0] == "v2.2"
+    assert len(lost.consumed) == (STEPS - 2) * BATCH
+
+
 async def test_a_finished_run_stays_finished(forks: Zygote, tmp_path: Path) -> None:
     async with stage(tmp_path, steps=STEPS, **RECOVER) as trial:
         assert await run(forks, trial) == 0

@@ -20,6 +20,7 @@ from headway.v1 import rollout_controller_pb2 as pb_controller
 from headway.v1 import trainer_pb2 as pb
 from headway.v1.trainer_pb2_grpc import TrainerStub
 from services.trainer import app
+from services.trainer.checkpoint import find_fault
 from services.trainer.weights import read_manifest
 
 
@@ -175,6 +176,25 @@ async def test_status_says_what_is_waited_for_and_stop_ends_the_run(tmp_path: Pa
             assert (await stub.GetStatus(pb.GetStatusRequest())).phase == pb.TRAINER_PHASE_FINISHED
             await channel.close()
         assert trial.controller.commits == []
+
+
+async def test_save_writes_a_checkpoint_while_a_batch_is_waited_for_and_between_steps(tmp_path: Path) -> None:
+    async with stage(tmp_path, steps=9) as trial:
+        await trial.controller.open(False)
+        async with app.run(trial.config, trial.placement()) as running:
+            channel = connect(f"127.0.0.1:{running.ports['grpc']}")
+            stub = TrainerStub(channel)
+            await until_phase(stub, pb.TRAINER_PHASE_WAITING)
+            first = await stub.Save(pb.SaveRequest(), timeout=30)
+            await trial.controller.open(True)
+            await trial.controller.until(lambda seen: len(seen.commits) >= 1)
+            second = await stub.Save(pb.SaveRequest(), timeout=30)
+            await running.supervisor.wait()
+            await channel.close()
+    assert find_fault(Path(first.path)) is None
+    assert (first.version.step, Path(first.path).name) == (0, "v1.0")
+    assert second.version.step >= 1
+    assert trial.controller.forgotten_before == second.version.step
 
 
 async def until_phase(stub: TrainerStub, phase: int) -> pb.TrainerStatus:
