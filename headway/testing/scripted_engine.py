@@ -63,6 +63,8 @@ class ScriptedEngine:
         self.kind = kind
         self.script = Script()
         self.calls: list[tuple[str, Any]] = []
+        self.keys: dict[str, str | None] = {}
+        """The Authorization header of the last call, by path."""
         self.model = ScriptedModel(label, next_token, max_running)
         self.model_path = "scripted"
         self.health_calls_in_pause = 0
@@ -126,6 +128,7 @@ class ScriptedEngine:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         raw = await request.read()
+        self.keys[request.path] = request.headers.get("Authorization")
         self.calls.append((request.path, orjson.loads(raw) if raw else None))
         return await handler(request)
 

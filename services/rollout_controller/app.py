@@ -119,6 +119,7 @@ def make_controller(
 
 def fleet_options(config: ExperimentConfig) -> FleetOptions:
     """How the fleet behaves, from the experiment file."""
+    flags = (config.vllm if config.engine == "vllm" else config.sglang).flags()
     return FleetOptions(
         weights_root=config.paths.weights,
         policy=RoutingPolicy(config.rollout.schedule_policy),
@@ -127,6 +128,8 @@ def fleet_options(config: ExperimentConfig) -> FleetOptions:
         max_unavailable=config.rollout.max_unavailable,
         pause_grace_s=config.rollout.pause_grace_period,
         setup_timeout_s=config.rollout.setup_timeout,
+        api_key=str(flags.get("api_key") or ""),
+        admin_key=str(flags.get("admin_api_key") or ""),
     )
 
 

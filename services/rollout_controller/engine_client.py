@@ -21,9 +21,10 @@ from headway.errors import TimedOut
 from headway.workflow.api import ModelRequest, ModelResponse
 from headway.workflow.errors import EvidenceInvalid, ServerLost
 from headway.workflow.group import current_group
-from services.rollout_controller.engine_api import Piece, ServerBusy, ServerFailed
+from services.rollout_controller.engine_api import ServerBusy, ServerFailed
 from services.rollout_controller.engine_server import EngineServer
 from services.rollout_controller.generation import Generation, Limits
+from services.rollout_controller.piece import Piece
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
@@ -32,7 +33,9 @@ LONGEST_BACKOFF_S = 2.0
 class Servers(Protocol):
     """What a request needs of the fleet."""
 
-    limits: Limits
+    @property
+    def limits(self) -> Limits: ...
+
     request_timeout_s: float
     request_retries: int
 

@@ -16,15 +16,9 @@ from typing import Any
 import orjson
 
 from headway.core.evidence import Contradiction
-from services.rollout_controller.engine_api import (
-    Dialect,
-    Piece,
-    RequestRefused,
-    ServerBusy,
-    ServerFailed,
-    ServerGone,
-)
+from services.rollout_controller.engine_api import Dialect, RequestRefused, ServerBusy, ServerFailed, ServerGone
 from services.rollout_controller.engine_http import EngineHttp, failure
+from services.rollout_controller.piece import Piece
 
 MAX_BATCH = 256
 """Pieces of one call."""

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Self
 
 import aiohttp
-import orjson
 
 from headway.core.evidence import Contradiction
 from headway.core.routing import RoutingPolicy, Wanted
@@ -28,12 +27,13 @@ from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput, StaleVersion, TimedOut
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
-from services.rollout_controller.broadcast import Broadcast, Circle
-from services.rollout_controller.engine_api import Dialect, ServerBusy, ServerGone, UpdateFailed
+from services.rollout_controller.delivery import Delivery
+from services.rollout_controller.engine_api import Dialect, ServerBusy, ServerGone
 from services.rollout_controller.engine_client import FleetEngine
 from services.rollout_controller.engine_http import EngineHttp, open_session
 from services.rollout_controller.engine_server import EngineServer
-from services.rollout_controller.fleet_member import EngineState, Member, UpdateTimes
+from services.rollout_controller.fleet_member import EngineState, Member
+from services.rollout_controller.fleet_status import EngineStatus, FleetSnapshot, MoveReport
 from services.rollout_controller.gate import Gate
 from services.rollout_controller.generation import Limits
 from services.rollout_controller.sglang import Builtin, SGLang
@@ -41,11 +41,7 @@ from services.rollout_controller.vllm import VLLM
 from services.rollout_controller.weight_source import WeightSource
 
 log = logging.getLogger(__name__)
-PREPARE_S = 60.0
-"""How long a published folder may take to appear on this machine."""
-LOOK_S = 0.05
 MAX_KNOWN = 4096
-MANIFEST = "manifest.json"
 UNLIMITED = 1_000_000
 DIALECTS: dict[str, Callable[[EngineHttp, float], Dialect]] = {
     "sglang": SGLang,
@@ -77,50 +73,6 @@ class FleetOptions:
     """For pause, update and abort, where the engine has a key of its own for these; empty: the api key."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """One server, as people see it."""
-
-    name: str
-    address: str
-    engine: str
-    version: str | None
-    """The version that it was verified to serve."""
-    state: EngineState
-    tokens_in_flight: int
-    """Prompts and budgets of the requests that it holds."""
-    requests_running: int
-    last_error: str
-    since_s: float
-    """How long it has been in its state."""
-    last_update: UpdateTimes | None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSnapshot:
-    """The fleet, as people see it."""
-
-    target: str | None
-    """The newest published version."""
-    served_step: int | None
-    requests_waiting: int
-    """Requests that no server may take now."""
-    engines: list[EngineStatus]
-
-
-@dataclass(frozen=True, slots=True)
-class MoveReport:
-    """How a move of the fleet ended."""
-
-    version: PolicyVersion
-    num_moved: int
-    num_out: int
-    """Servers that did not make it and are taken out."""
-    pause_s: float
-    """Longest pause of a server."""
-    total_s: float
-
-
 class Fleet:
     """The servers of one run. An async context manager; its members are kept by the given supervisor."""
 
@@ -133,13 +85,15 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`source` sends weights by broadcast; None: servers load them from disk."""
-        self.limits = Limits()
+        self._context_length: int | None = None
+        """The shortest of all servers."""
         self.request_timeout_s = options.request_timeout_s
         self.request_retries = options.request_retries
         self.update_timeout_s = options.update_timeout_s
         self.pause_grace_s = options.pause_grace_s
         self.update_slot = asyncio.Semaphore(options.max_unavailable or UNLIMITED)
         self.target: PolicyVersion | None = None
+        self.delivery = Delivery(options.weights_root, source, options.update_timeout_s, supervisor, clock)
         self._options = options
         self._supervisor = supervisor
         self._clock = clock
@@ -149,8 +103,6 @@ class Fleet:
         self._by_key: dict[str, Member] = {}
         """By the router's key; also those that are leaving."""
         self._known: dict[PolicyVersion, None] = {}
-        self._circle = Circle(source) if source is not None else None
-        self._broadcast: Broadcast | None = None
         self._num_joined = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -235,34 +187,10 @@ class Fleet:
             self._known.pop(next(iter(self._known)))
         if self.target is None or version > self.target:
             self.target = version
-            self._begin_broadcast(version)
+            self.delivery.begin(version, [m.server for m in self._members.values() if m.state is EngineState.SERVING])
             for member in self._members.values():
                 member.wake()
             self._gate.notify()
-
-    def _begin_broadcast(self, version: PolicyVersion) -> None:
-        """Those who serve now go to the version together."""
-        if self._circle is not None:
-            serving = [m.server for m in self._members.values() if m.state is EngineState.SERVING]
-            self._broadcast = Broadcast(version, serving, self._circle, self.update_timeout_s, self._transfer)
-
-    def _transfer(self, broadcast: Broadcast) -> None:
-        self._supervisor.start(f"send {broadcast.version.label}", broadcast.transfer())
-
-    async def prepare(self, member: Member, version: PolicyVersion, folder: Path) -> None:
-        if self._broadcast_to(member, version) is None:
-            await member.server.dialect.prepare(version, folder)
-
-    async def load(self, member: Member, version: PolicyVersion, folder: Path) -> None:
-        broadcast = self._broadcast_to(member, version)
-        if broadcast is None or not await broadcast.arrive(member.server):
-            await member.server.dialect.load(version, folder)
-
-    def _broadcast_to(self, member: Member, version: PolicyVersion) -> Broadcast | None:
-        """The broadcast that brings the version to this server; None: it loads from disk."""
-        broadcast = self._broadcast
-        is_for_it = broadcast is not None and broadcast.version == version and broadcast.awaits(member.server)
-        return broadcast if is_for_it else None
 
     async def _expect_first_server(self, version: PolicyVersion) -> None:
         """Raises: TimedOut, when no server is ready in time; the message says what each one does instead."""
@@ -295,18 +223,6 @@ class Fleet:
     def _serves(self, step: int) -> bool:
         served = self.served_step
         return served is not None and served >= step
-
-    async def prepared(self, version: PolicyVersion) -> Path:
-        folder = self._options.weights_root / version.label
-        deadline = self._clock() + PREPARE_S
-        while not await asyncio.to_thread((folder / MANIFEST).is_file):
-            if self._clock() > deadline:
-                raise UpdateFailed(f"{folder} was published, but has no {MANIFEST} here")
-            await asyncio.sleep(LOOK_S)
-        if self.limits.vocabulary is None:
-            vocabulary = await asyncio.to_thread(_vocabulary_of, folder)
-            self.limits = Limits(self.limits.context_length, vocabulary)
-        return folder
 
     # ---- requests
 
@@ -350,15 +266,19 @@ class Fleet:
             self._note_context(member)
         else:
             router.close(key)
-        if self._broadcast is not None and member.state not in (EngineState.SERVING, EngineState.UPDATING):
-            self._broadcast.drop(member.server)
+        if member.state not in (EngineState.SERVING, EngineState.UPDATING):
+            self.delivery.drop(member.server)
         self._gate.notify()
 
     def _note_context(self, member: Member) -> None:
         context = member.facts.context_length if member.facts is not None else None
         if context is not None:
-            shortest = min(context, self.limits.context_length or context)
-            self.limits = Limits(shortest, self.limits.vocabulary)
+            self._context_length = min(context, self._context_length or context)
+
+    @property
+    def limits(self) -> Limits:
+        """What every request must fit into."""
+        return Limits(self._context_length, self.delivery.vocabulary)
 
     # ---- what people see
 
@@ -384,13 +304,3 @@ class Fleet:
             since_s=self._clock() - member.since,
             last_update=member.last_update,
         )
-
-
-def _vocabulary_of(folder: Path) -> int | None:
-    """The size of the model's vocabulary, by its config.json."""
-    try:
-        config = orjson.loads((folder / "config.json").read_bytes())
-    except FileNotFoundError:
-        return None
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    return int(size) if size else None

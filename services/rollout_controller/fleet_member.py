@@ -23,6 +23,7 @@ from typing import Protocol
 
 from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError
+from services.rollout_controller.delivery import Delivery
 from services.rollout_controller.engine_api import Facts, ServerFailed, ServerGone, UpdateFailed
 from services.rollout_controller.engine_server import EngineServer
 
@@ -66,38 +67,11 @@ class Host(Protocol):
 
     update_timeout_s: float
     pause_grace_s: float
-
     update_slot: asyncio.Semaphore
     """Held while a server is being updated: how many may be so at once."""
-
-    @property
-    def target(self) -> PolicyVersion | None:
-        """The newest published version."""
-        ...
-
-    async def prepared(self, version: PolicyVersion) -> Path:
-        """The version's folder, once it can be seen.
-
-        Raises:
-            UpdateFailed: It does not appear.
-        """
-        ...
-
-    async def prepare(self, member: "Member", version: PolicyVersion, folder: Path) -> None:
-        """Do what of a load can be done while requests run.
-
-        Raises:
-            UpdateFailed, ServerFailed: The weights cannot be loaded.
-        """
-        ...
-
-    async def load(self, member: "Member", version: PolicyVersion, folder: Path) -> None:
-        """Bring the version's weights into the paused server, by the way that the fleet takes them.
-
-        Raises:
-            UpdateFailed, ServerFailed: It does not have them.
-        """
-        ...
+    target: PolicyVersion | None
+    """The newest published version."""
+    delivery: Delivery
 
     def has_other(self, member: "Member") -> bool:
         """Whether another server could take over its requests."""
@@ -185,7 +159,7 @@ class Member:
         target = await self._target()
         if self._is_leaving:
             return
-        folder = await self._host.prepared(target)
+        folder = await self._host.delivery.folder(target)
         if self.version != target:
             async with self._host.update_slot:
                 await self._update(target, folder)
@@ -223,13 +197,13 @@ class Member:
         dialect = self.server.dialect
         try:
             async with asyncio.timeout(self._host.update_timeout_s):
-                await self._host.prepare(self, target, folder)
+                await self._host.delivery.prepare(self.server, target, folder)
                 self._enter(EngineState.UPDATING)
                 await self.server.wait_until_idle(self._host.pause_grace_s)
                 began = self._clock()
                 await dialect.pause()
                 paused = self._clock()
-                await self._host.load(self, target, folder)
+                await self._host.delivery.load(self.server, target, folder)
                 loaded = self._clock()
                 self.server.label = target.label
                 await dialect.resume()

@@ -15,7 +15,7 @@ from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput
 from headway.workflow.api import ModelRequest, ModelResponse, new_rid
 from headway.workflow.errors import PromptTooLong
-from services.rollout_controller.engine_api import Piece, Sampling
+from services.rollout_controller.piece import Piece, Sampling
 from services.rollout_controller.stop_strings import cut_at_stop
 
 PREFIX_TOKENS = 256

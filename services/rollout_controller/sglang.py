@@ -13,8 +13,9 @@ from typing import Any
 
 from headway.core.evidence import Span
 from headway.core.version import PolicyVersion
-from services.rollout_controller.engine_api import Facts, Finish, Piece, Sampling, ServerFailed, Update, UpdateFailed
+from services.rollout_controller.engine_api import Facts, ServerFailed, UpdateFailed
 from services.rollout_controller.engine_http import EngineHttp, message_of
+from services.rollout_controller.piece import Finish, Piece, Sampling, Update
 from services.rollout_controller.weight_source import Group
 
 LEAST_INTERVAL = 64

@@ -16,8 +16,9 @@ from typing import Any
 from headway.core.evidence import Span
 from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput
-from services.rollout_controller.engine_api import Facts, Finish, Piece, Sampling, ServerFailed, Update, UpdateFailed
+from services.rollout_controller.engine_api import Facts, ServerFailed, UpdateFailed
 from services.rollout_controller.engine_http import EngineHttp, message_of
+from services.rollout_controller.piece import Finish, Piece, Sampling, Update
 
 READY_S = 0.75
 ADMIN_S = 30.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from fleet_harness import KINDS, Kind, check_evidence, eventually, rig_of, soon
+from fleet_harness import KINDS, V1, Kind, check_evidence, eventually, rig_of, soon
 
 from headway.errors import InvalidInput
 from headway.testing.fault_proxy import FaultProxy
@@ -162,3 +162,16 @@ async def test_an_engine_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     async with rig_of(tmp_path) as rig:
         with pytest.raises(InvalidInput, match="known engines are builtin, sglang, vllm"):
             rig.fleet.add("0", "http://127.0.0.1:1", "tgi")
+
+
+async def test_keys_go_to_the_routes_that_ask_for_them(tmp_path: Path) -> None:
+    async with rig_of(tmp_path, "sglang", api_key="secret", admin_key="boss") as rig:
+        engine = rig.engines["0"]
+        running = rig.start()
+        await soon(engine.model.wait_for_requests(1))
+        rig.publish(V1)
+        await soon(rig.fleet.move_to(V1))
+        engine.model.finish_all()
+        await soon(running)
+        assert engine.keys["/generate"] == engine.keys["/model_info"] == "Bearer secret"
+        assert engine.keys["/pause_generation"] == engine.keys["/update_weights_from_disk"] == "Bearer boss"

@@ -26,8 +26,9 @@ from headway.runtime.waits import Waits
 from headway.v1.weights_pb2_grpc import add_WeightSourceServicer_to_server
 from headway.workflow import GenerationHyperparameters, ModelRequest
 from services.inference.tiny_model import make_model, save_tiny_model
-from services.rollout_controller.fleet import Fleet, FleetOptions, MoveReport
+from services.rollout_controller.fleet import Fleet, FleetOptions
 from services.rollout_controller.fleet_member import EngineState
+from services.rollout_controller.fleet_status import MoveReport
 from services.rollout_controller.weight_source import TrainerSource
 from services.trainer import broadcast
 from services.trainer.broadcast import WeightSender, WeightSourceApi

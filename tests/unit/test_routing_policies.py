@@ -2,7 +2,8 @@
 
 import pytest
 
-from headway.core.routing import OVERLOAD_SLACK, Breaker, Router, RoutingPolicy, Wanted
+from headway.core.breaker import Breaker
+from headway.core.routing import OVERLOAD_SLACK, Router, RoutingPolicy, Wanted
 from headway.core.version import PolicyVersion
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
