@@ -8,14 +8,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
 
 import grpc
 
 from headway.config import ExperimentConfig
-from headway.data import Dataset, Task, open_dataset
-from headway.errors import InvalidInput
 from headway.runtime.grpc_server import serve_grpc
 from headway.runtime.names import NameClient
 from headway.runtime.service import Placement, Running
@@ -23,19 +19,20 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
 from headway.v1.weights_pb2_grpc import add_WeightSourceServicer_to_server
+from services.trainer.actions import Parts
 from services.trainer.broadcast import SOURCE, WeightSender, WeightSourceApi, sender_for
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.controller_client import ControllerClient
+from services.trainer.data import Data, open_data
 from services.trainer.distributed import start_process_group
 from services.trainer.grpc_api import SERVICE, TrainerApi
 from services.trainer.leadership import Office, leading
-from services.trainer.loop import Parts, Start, TrainLoop
+from services.trainer.loop import TrainLoop
 from services.trainer.phases import Phase, Phases
 from services.trainer.ranks import Ranks, follow, rank_of_this_process
-from services.trainer.schedule import RunLength
+from services.trainer.start import find_start
 from services.trainer.statistics import StatsLogger
 from services.trainer.tracing import PhaseTrace, trace
-from services.trainer.warm_start import WarmStartPlan, plan_warm_start
 from services.trainer.worker import TorchWorker
 
 CONTROLLER = "services/rollout-controller"
@@ -166,87 +163,3 @@ class Trainer:
 async def _find_controller(names: NameClient) -> str:
     entries = await names.wait(CONTROLLER, min_entries=1, timeout_s=CONTROLLER_WAIT_S)
     return entries[-1].value
-
-
-async def find_start(config: ExperimentConfig, checkpoints: CheckpointStore, names: NameClient) -> Start:
-    """Where training begins, as `recover.mode` says.
-
-    Raises:
-        InvalidInput: Mode `resume`, and there is no complete checkpoint.
-    """
-    mode = config.recover.mode
-    is_wanted = mode in ("auto", "resume") or (mode == "fault" and not checkpoints.is_finished)
-    checkpoint = await asyncio.to_thread(checkpoints.newest) if is_wanted else None
-    if mode == "resume" and checkpoint is None:
-        raise InvalidInput(f"recover.mode is resume, and {checkpoints.root} holds no complete checkpoint")
-    await asyncio.to_thread(checkpoints.remove_leftovers)
-    if mode != "disabled":
-        await asyncio.to_thread(checkpoints.mark_finished, False)
-    published = await names.get_version() if is_wanted else None
-    is_fresh = checkpoint is None and published is None
-    return Start(checkpoint, published.version.step if published else -1, is_fresh)
-
-
-@dataclass(frozen=True)
-class Data:
-    """What is trained and evaluated on."""
-
-    train: Dataset
-    length: RunLength
-    evaluation_tasks: list[Task]
-    warm_start: WarmStartPlan | None
-
-
-def open_data(config: ExperimentConfig) -> Data:
-    """Read the datasets, and plan what follows from them.
-
-    Raises:
-        InvalidInput: They cannot be read, or do not fit the rest of the file.
-    """
-    tokenizer = load_tokenizer(config.tokenizer_path)
-    train = open_dataset(config.train_dataset, tokenizer, config.seed)
-    valid = open_dataset(config.valid_dataset, tokenizer, config.seed) if config.valid_dataset is not None else None
-    check_longest(config, train)
-    length = RunLength.of(config, train.tasks_per_epoch)
-    plan = plan_warm_start(config, train, valid, tokenizer) if config.warm_start is not None else None
-    return Data(train, length, evaluation_tasks(config, valid), plan)
-
-
-def load_tokenizer(path: str) -> Any:
-    """A transformers tokenizer.
-
-    Raises:
-        InvalidInput: There is none at `path`.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInput(f"tokenizer_path {path}: no tokenizer can be loaded there: {reason}") from error
-
-
-def check_longest(config: ExperimentConfig, train: Dataset) -> None:
-    """Refuse, before anything runs, prompts whose completion would fit into no micro-batch.
-
-    Raises:
-        InvalidInput: Names the task.
-    """
-    budget = config.actor.mb_spec.max_tokens_per_mb
-    task_id, prompt_tokens = train.longest_prompt()
-    longest = min(prompt_tokens + config.gconfig.max_new_tokens, config.gconfig.max_tokens)
-    if budget is not None and longest > budget:
-        raise InvalidInput(
-            f"task {task_id} has a prompt of {prompt_tokens} tokens; with gconfig.max_new_tokens "
-            f"({config.gconfig.max_new_tokens}) that is more than actor.mb_spec.max_tokens_per_mb ({budget}); "
-            f"raise it, or set train_dataset.max_length"
-        )
-
-
-def evaluation_tasks(config: ExperimentConfig, valid: Dataset | None) -> list[Task]:
-    """The rows that are evaluated on, as tasks."""
-    if valid is None:
-        return []
-    limit = min(valid.tasks_per_epoch, config.evaluator.max_rows or valid.tasks_per_epoch)
-    return list(islice(valid.tasks(), limit))

@@ -22,97 +22,22 @@ Waits for the batch, the torch thread, name-resolve and the controller, each by 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from headway.config import ExperimentConfig
 from headway.core.version import PolicyVersion
-from headway.data import Dataset, Task
-from headway.errors import HeadwayError, TimedOut, Unavailable
+from headway.errors import HeadwayError
+from services.trainer.actions import Actions, Parts, Progress
 from services.trainer.batches import BatchSource, HistoryLost, StepBatch
-from services.trainer.checkpoint import Checkpoint, CheckpointStore, TrainerRecord
-from services.trainer.controller_client import ControllerClient
-from services.trainer.phases import Phase, Phases
-from services.trainer.ranks import Ranks
-from services.trainer.schedule import Due, RunLength
-from services.trainer.statistics import Stats, StatsLogger, batch_stats, evaluation_stats, timing_stats
+from services.trainer.checkpoint import Checkpoint
+from services.trainer.phases import Phase
+from services.trainer.schedule import Due
+from services.trainer.start import Start
+from services.trainer.statistics import Stats, batch_stats, timing_stats
 from services.trainer.tasks import Need, TaskFeeder
-from services.trainer.tracing import PhaseTrace
-from services.trainer.warm_start import WarmStartPlan
-from services.trainer.weights import WrittenVersion
 
 MAX_SKIPPED_IN_A_ROW = 5
-KEEP_NEWEST = 4
-"""Versions that stay on disk though no server is known to need them."""
-PUBLISH_PATIENCE_S = 600.0
-PUBLISH_RETRY_S = 0.5
 log = logging.getLogger(__name__)
-
-
-class Publisher(Protocol):
-    """The part of name-resolve that knows versions; `NameClient` in production."""
-
-    async def publish_version(self, version: PolicyVersion, manifest_sha256: str, fencing_token: int) -> None:
-        """Make a version the published one.
-
-        Raises:
-            StaleVersion: A newer version, or a later leader, exists.
-        """
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where training begins."""
-
-    checkpoint: Checkpoint | None
-    published_step: int
-    """Step of the version that an earlier life of the run published; -1: none."""
-    is_fresh: bool
-    """Nothing of an earlier run of this trial counts."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the loop works with."""
-
-    config: ExperimentConfig
-    length: RunLength
-    term: int
-    fencing_token: int
-    ranks: Ranks
-    controller: ControllerClient
-    publisher: Publisher
-    checkpoints: CheckpointStore
-    statistics: StatsLogger
-    phases: Phases
-    dataset: Dataset
-    start_task: "Callable[[str, Coroutine[Any, Any, Any]], asyncio.Task[Any]]"
-    """Runs something beside the loop; its failure ends the process."""
-    evaluation_tasks: Sequence[Task]
-    warm_start: WarmStartPlan | None
-    trace: PhaseTrace | None = None
-
-
-@dataclass
-class Progress:
-    """What the loop counts."""
-
-    version: PolicyVersion
-    published_step: int
-    """Nothing is published before this step is reached."""
-    parent: PolicyVersion | None = None
-    num_skipped: int = 0
-    num_skipped_in_a_row: int = 0
-    num_samples: int = 0
-    trained_s: float = 0.0
-    is_consuming: bool = False
-    """The batch of the step in hand is booked as consumed."""
-    checkpointed: PolicyVersion | None = None
-    """The version of the last checkpoint."""
-    stop_reason: str | None = None
-    saves: "list[asyncio.Future[Path]]" = field(default_factory=list)
 
 
 class TrainLoop:
@@ -127,6 +52,7 @@ class TrainLoop:
             PolicyVersion(parts.term, start.checkpoint.record.version.step if start.checkpoint else 0),
             start.published_step,
         )
+        self._actions = Actions(parts, self.progress)
         self.feeder = TaskFeeder(parts.dataset, parts.controller, self._need)
         self._batches = BatchSource(parts.config, parts.controller, start.published_step)
         now = time.monotonic()
@@ -192,7 +118,7 @@ class TrainLoop:
                 stats = await parts.ranks.call("warm_start", parts.warm_start)
             log.info("warm start: %s", stats)
         if step >= start.published_step:
-            await self._publish(self.progress.version)
+            await self._actions.publish(self.progress.version)
         self._feeding = parts.start_task("task feeder", self.feeder.run())
         self._phases.take_seconds()
         if start.checkpoint is None:
@@ -213,23 +139,29 @@ class TrainLoop:
         """A run that begins at step 0: held-out accuracy of the initial model, and a first checkpoint."""
         is_published = self._start.published_step <= 0
         if self._config.evaluator.at_start and is_published and self._parts.evaluation_tasks:
-            stats = await self._evaluate()
+            stats = await self._actions.evaluate()
             self._parts.statistics.write(0, self.progress.version, stats)
         if self.is_recoverable:
-            await self._checkpoint()
+            await self._actions.checkpoint(self.feeder.state())
 
     async def _end(self) -> None:
         reason = self.progress.stop_reason
         if reason is not None:
             log.info("stops at step %d: %s", self.progress.version.step, reason)
         if self.is_recoverable and self.progress.checkpointed != self.progress.version:
-            await self._checkpoint()
+            await self._actions.checkpoint(self.feeder.state())
         if reason is None:
-            await self._export()
+            await self._actions.export()
             if self.is_recoverable:
                 self._parts.checkpoints.mark_finished(True)
         await self._answer_saves()
         self._phases.stay_in(Phase.FINISHED)
+
+    def _is_evaluation_due(self, step: int) -> bool:
+        if not self._parts.evaluation_tasks:
+            return False
+        is_due = self._evaluator.is_due(step, time.monotonic())
+        return is_due or (step == self.total_steps and self._config.evaluator.at_end)
 
     # ---- one step
 
@@ -283,19 +215,19 @@ class TrainLoop:
         progress.num_samples += batch.samples.num_samples
         progress.num_skipped_in_a_row = 0
         if is_caught_up:
-            await self._publish(version)
+            await self._actions.publish(version)
         stats = self._stats_of(batch, update)
         if is_caught_up and self._is_evaluation_due(version.step):
-            stats |= await self._evaluate()
+            stats |= await self._actions.evaluate()
         progress.trained_s += time.monotonic() - started
         stats |= timing_stats(self._phases.take_seconds(), batch.samples.num_samples, batch.samples.num_tokens)
-        await self._commit(before.step, stats)
+        await self._actions.commit(before.step, stats)
         self._batches.forget(before.step)
         now = time.monotonic()
         if self.is_recoverable and self._recover.is_due(version.step, now):
-            await self._checkpoint()
+            await self._actions.checkpoint(self.feeder.state())
         if self._saver.is_due(version.step, now) and is_caught_up and version.step < self.total_steps:
-            await self._export()
+            await self._actions.export()
         with self._phases(Phase.LOG):
             self._parts.statistics.write(version.step, version, stats)
 
@@ -309,7 +241,7 @@ class TrainLoop:
         log.warning("step %d is skipped: no finite loss and gradient (tasks %s)", step, ", ".join(batch.task_ids))
         self._batches.forget(step)
         self._batches.forget_waiting()
-        await self._commit(step, {"num_skipped_steps": float(progress.num_skipped)})
+        await self._actions.commit(step, {"num_skipped_steps": float(progress.num_skipped)})
         if progress.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise HeadwayError(
                 f"{MAX_SKIPPED_IN_A_ROW} steps in a row, at step {step}, had no finite loss and gradient; "
@@ -332,75 +264,13 @@ class TrainLoop:
         self._batches.forget_all()
         self._batches.replay_until = self.progress.published_step = version.step
         await self._parts.controller.begin(version.step, is_fresh=True)
-        await self._publish(version)
+        await self._actions.publish(version)
         self.feeder.resubmit()
-
-    # ---- actions
-
-    async def _publish(self, version: PolicyVersion) -> None:
-        """Write the weights, and make them the published version."""
-        with self._phases(Phase.WRITE):
-            written: WrittenVersion = await self._parts.ranks.call("write", version, self.progress.parent)
-        with self._phases(Phase.PUBLISH):
-            token = self._parts.fencing_token
-            await _patiently(
-                f"publish {version.label}",
-                lambda: self._parts.publisher.publish_version(version, written.manifest_sha256, token),
-            )
-        self.progress.parent = version
-
-    async def _commit(self, step: int, stats: Stats) -> None:
-        with self._phases(Phase.COMMIT):
-            needed = await self._parts.controller.commit(step, self.progress.version, stats)
-            await self._parts.ranks.call_here("remove_weights", needed, KEEP_NEWEST)
-
-    def _is_evaluation_due(self, step: int) -> bool:
-        if not self._parts.evaluation_tasks:
-            return False
-        is_due = self._evaluator.is_due(step, time.monotonic())
-        return is_due or (step == self.total_steps and self._config.evaluator.at_end)
-
-    async def _evaluate(self) -> Stats:
-        """Held-out reward of the version in hand, which is the published one."""
-        tasks = self._parts.evaluation_tasks
-
-        def on_result(count: int) -> None:
-            self._phases.progress = count / len(tasks)
-
-        with self._phases(Phase.EVALUATE):
-            results = await self._parts.controller.evaluate(
-                self.progress.version, self._config.evaluation_gconfig.n_samples, tasks, on_result
-            )
-        return evaluation_stats(results)
-
-    async def _checkpoint(self) -> Path:
-        """Write a checkpoint of the state between two steps, and let the controller forget what lies before it."""
-        progress = self.progress
-        record = TrainerRecord(
-            progress.version, self.feeder.state(), progress.num_skipped, progress.num_samples, progress.trained_s
-        )
-        with self._phases(Phase.CHECKPOINT):
-            store = self._parts.checkpoints
-            aside = await asyncio.to_thread(store.begin, progress.version)
-            await self._parts.ranks.call("save", aside)
-            path = await asyncio.to_thread(store.complete, aside, record)
-            await self._parts.controller.forget_before(progress.version.step)
-        progress.checkpointed = progress.version
-        return path
-
-    async def _export(self) -> None:
-        """Keep the published weights as a folder that `from_pretrained` loads."""
-        saver = self._config.saver
-        with self._phases(Phase.SAVE):
-            path = await self._parts.ranks.call_here(
-                "export", self.progress.version, self._config.paths.checkpoints, saver.keep_last
-            )
-        log.info("the model is saved at %s", path)
 
     async def _answer_saves(self) -> None:
         saves, self.progress.saves = self.progress.saves, []
         if saves:
-            path = await self._checkpoint()
+            path = await self._actions.checkpoint(self.feeder.state())
             for save in saves:
                 if not save.done():
                     save.set_result(path)
@@ -415,16 +285,3 @@ class TrainLoop:
         num_ahead = self._config.rollout.max_head_offpolicyness + 2
         num_unconsumed = self.total_steps - step - self.progress.is_consuming
         return Need(min(num_ahead, num_left) * batch_size, num_unconsumed * batch_size)
-
-
-async def _patiently(what: str, action: "Callable[[], Awaitable[Any]]") -> Any:
-    """Repeat an idempotent action while name-resolve is away."""
-    deadline = time.monotonic() + PUBLISH_PATIENCE_S
-    while True:
-        try:
-            return await action()
-        except (Unavailable, TimedOut) as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("%s: %s; trying again", what, error)
-        await asyncio.sleep(PUBLISH_RETRY_S)

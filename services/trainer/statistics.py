@@ -12,23 +12,20 @@ configured. Steps grow from record to record, over restarts too. A sink that fai
 statistics end a run.
 """
 
-import importlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, TextIO
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from headway.config import ExperimentConfig, plain
+from headway.config import ExperimentConfig
 from headway.core.trajectory import Group, Outcome
 from headway.core.version import PolicyVersion
 from services.trainer.controller_client import EvaluatedTask, FetchedBatch
+from services.trainer.sinks import Sink, sinks_of
 
 Stats = dict[str, float]
 log = logging.getLogger(__name__)
@@ -104,16 +101,6 @@ def timing_stats(seconds: Mapping[str, float], num_samples: float, num_tokens: f
     return stats
 
 
-class Sink(Protocol):
-    """Somewhere that records go."""
-
-    def write(self, step: int, record: Mapping[str, Any]) -> None:
-        """Take one record."""
-
-    def close(self) -> None:
-        """Let nothing be lost."""
-
-
 class StatsLogger:
     """Writes records to every configured sink.
 
@@ -126,7 +113,7 @@ class StatsLogger:
     def __init__(self, config: ExperimentConfig, total_steps: int, step: int) -> None:
         self._total_steps = total_steps
         self._sinks: dict[str, Sink] = {}
-        for name, make in _sinks(config, step):
+        for name, make in sinks_of(config, step):
             self._attempt(name, partial(self._add, name, make))
         self._last_step = step if step > 0 else -1
         self.last: Stats = {}
@@ -159,120 +146,6 @@ class StatsLogger:
             log.warning("statistics no longer go to %s: %s: %s", name, type(error).__name__, error)
             return False
         return True
-
-
-class JsonlSink:
-    """One JSON object a line; lines of steps after `step` are dropped at the start."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_until(path, step) if step > 0 and path.exists() else []
-        aside = path.with_suffix(".new")
-        aside.write_bytes(b"".join(kept))
-        aside.replace(path)
-        self._file: TextIO = path.open("a", encoding="utf-8")
-
-    def write(self, step: int, record: Mapping[str, Any]) -> None:
-        self._file.write(orjson.dumps(dict(record)).decode() + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class TensorBoardSink:
-    """Event files."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(path), purge_step=step + 1)
-
-    def write(self, step: int, record: Mapping[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, float) and name != "time":
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WandBSink:
-    """Weights & Biases; `offline` needs no network, `online` falls back to it when the server cannot be reached."""
-
-    def __init__(self, config: ExperimentConfig) -> None:
-        wandb = importlib.import_module("wandb")
-        settings = config.stats_logger.wandb
-        if key := settings.key():
-            wandb.login(key=key, host=settings.wandb_base_url)
-        name = settings.name or config.trial_name
-        self._run: Any = wandb.init(
-            mode=settings.mode,
-            project=settings.project or config.experiment_name,
-            entity=settings.entity,
-            name=name,
-            id=f"{config.experiment_name}_{config.trial_name}_{settings.id_suffix}",
-            resume="allow",
-            job_type=settings.job_type,
-            group=settings.group or config.run_name,
-            notes=settings.notes,
-            tags=settings.tags,
-            dir=str(config.paths.logs),
-            config=settings.config or plain(config),
-        )
-
-    def write(self, step: int, record: Mapping[str, Any]) -> None:
-        self._run.log(dict(record), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class SwanLabSink:
-    """SwanLab."""
-
-    def __init__(self, config: ExperimentConfig) -> None:
-        swanlab = importlib.import_module("swanlab")
-        settings = config.stats_logger.swanlab
-        if key := settings.key():
-            swanlab.login(api_key=key)
-        self._run: Any = swanlab.init(
-            mode=settings.mode,
-            project=settings.project or config.experiment_name,
-            experiment_name=settings.name or config.trial_name,
-            logdir=settings.logdir or str(config.paths.logs / "swanlab"),
-            config=settings.config or plain(config),
-        )
-
-    def write(self, step: int, record: Mapping[str, Any]) -> None:
-        self._run.log({name: value for name, value in record.items() if isinstance(value, float)}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _sinks(config: ExperimentConfig, step: int) -> list[tuple[str, Callable[[], Sink]]]:
-    logger = config.stats_logger
-    sinks: list[tuple[str, Callable[[], Sink]]] = []
-    sinks.append(("stats.jsonl", lambda: JsonlSink(config.paths.logs / "stats.jsonl", step)))
-    if (path := logger.tensorboard.path) is not None:
-        sinks.append(("TensorBoard", lambda: TensorBoardSink(Path(path), step)))
-    if logger.wandb.mode != "disabled":
-        sinks.append(("W&B", lambda: WandBSink(config)))
-    if logger.swanlab.mode not in (None, "disabled"):
-        sinks.append(("SwanLab", lambda: SwanLabSink(config)))
-    return sinks
-
-
-def _lines_until(path: Path, step: int) -> list[bytes]:
-    """The whole lines of a file whose step is not after `step`; a torn last line is dropped."""
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    return kept
 
 
 def console_line(step: int, total_steps: int, stats: Mapping[str, float]) -> str:

@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +22,11 @@ import torch
 
 from headway.core.version import LABEL, PolicyVersion
 from headway.errors import InvalidInput
+from services.trainer.files import WrittenFile, link_or_copy, sync_folder, write_file
 
 MANIFEST = "manifest.json"
 SHARD_BYTES = 4 * 1024**3
 """Tensors fill a shard up to this size; a larger tensor has a shard of its own."""
-CHUNK_BYTES = 8 * 1024**2
-"""How much is handed to the disk, and to the hash, at a time."""
 SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -40,13 +38,6 @@ SAFETENSORS_DTYPES = {
     torch.bool: "BOOL",
 }
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    name: str
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +95,7 @@ class WeightStore:
         root.mkdir(parents=True, exist_ok=True)
         path, aside = root / version.label, root / f".{version.label}.writing-{os.getpid()}"
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(self.root / version.label, aside, copy_function=_link_or_copy)
+        shutil.copytree(self.root / version.label, aside, copy_function=link_or_copy)
         sync_folder(aside)
         if path.exists():
             self._remove(path)
@@ -141,7 +132,7 @@ class WeightStore:
 
     def _place_static(self, folder: Path) -> list[WrittenFile]:
         for file in self._static:
-            _link_or_copy(self._shelf / file.name, folder / file.name)
+            link_or_copy(self._shelf / file.name, folder / file.name)
         return self._static
 
 
@@ -185,42 +176,6 @@ def read_manifest(folder: Path) -> tuple[dict[str, object], str]:
 
 def _versions_below(root: Path) -> list[PolicyVersion]:
     return sorted(PolicyVersion.parse(path.name) for path in root.iterdir() if LABEL.fullmatch(path.name))
-
-
-def _link_or_copy(source: str | Path, target: str | Path) -> None:
-    """A second name for the file; where the file system has none, a copy on disk."""
-    try:
-        os.link(source, target)
-    except OSError:
-        write_file(Path(target), [memoryview(Path(source).read_bytes())])
-
-
-def write_file(path: Path, buffers: Iterable[memoryview]) -> WrittenFile:
-    """Write buffers one after the other, fsynced; hashes them meanwhile in a second thread."""
-    digest = hashlib.sha256()
-    size = 0
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        with ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing:
-            pending = []
-            for chunk in _chunks(buffers):
-                pending.append(hashing.submit(_hash_all, digest, chunk))
-                size += _write_all(handle, chunk)
-            os.fsync(handle)
-            for done in pending:
-                done.result()
-    finally:
-        os.close(handle)
-    return WrittenFile(path.name, size, digest.hexdigest())
-
-
-def sync_folder(path: Path) -> None:
-    """Make the folder's entries last through a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def safetensors_buffers(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[memoryview]:
@@ -287,33 +242,3 @@ def _name_shards(folder: Path, shards: Sequence[tuple[WrittenFile, list[str]]]) 
 def _renamed(folder: Path, file: WrittenFile, name: str) -> WrittenFile:
     (folder / file.name).rename(folder / name)
     return WrittenFile(name, file.bytes, file.sha256)
-
-
-def _chunks(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Small buffers gathered, large ones cut: about CHUNK_BYTES at a time."""
-    chunk: list[memoryview] = []
-    size = 0
-    for buffer in buffers:
-        for start in range(0, len(buffer), CHUNK_BYTES):
-            chunk.append(buffer[start : start + CHUNK_BYTES])
-            size += len(chunk[-1])
-            if size >= CHUNK_BYTES or len(chunk) >= 512:
-                yield chunk
-                chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _write_all(handle: int, chunk: Sequence[memoryview]) -> int:
-    total = sum(len(buffer) for buffer in chunk)
-    written = os.writev(handle, chunk)
-    if written < total:  # interrupted by a signal, or the disk is nearly full: the plain way says which
-        rest = memoryview(b"".join(chunk))[written:]
-        while rest:
-            rest = rest[os.write(handle, rest) :]
-    return total
-
-
-def _hash_all(digest: "hashlib._Hash", chunk: Sequence[memoryview]) -> None:
-    for buffer in chunk:
-        digest.update(buffer)

@@ -10,7 +10,7 @@ from headway.config import ExperimentConfig
 from headway.core.trajectory import Outcome
 from headway.core.version import PolicyVersion
 from headway.testing.scripted_controller import random_group
-from services.trainer import statistics
+from services.trainer import sinks
 from services.trainer.controller_client import EvaluatedTask, FetchedBatch
 from services.trainer.statistics import StatsLogger, batch_stats, evaluation_stats, timing_stats
 
@@ -99,11 +99,11 @@ def test_a_fresh_run_begins_a_new_file(config: ExperimentConfig) -> None:
 def test_a_sink_that_fails_is_named_and_left_out(
     config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full(statistics.JsonlSink):
+    class Full(sinks.JsonlSink):
         def write(self, step: int, record: object) -> None:
             raise OSError("no space left")
 
-    monkeypatch.setattr(statistics, "JsonlSink", Full)
+    monkeypatch.setattr(sinks, "JsonlSink", Full)
     logger = StatsLogger(config, total_steps=9, step=0)
     logger.write(1, PolicyVersion(1, 1), {"loss": 1.0})
     logger.write(2, PolicyVersion(1, 2), {"loss": 1.0})

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput
-from services.trainer import weights
+from services.trainer import files, weights
 from services.trainer.weights import WeightStore, read_manifest
 
 TENSORS = [
@@ -100,6 +100,6 @@ def test_static_files_are_copied_where_links_are_not_possible(
     def refuse(*_: object) -> None:
         raise OSError("no links here")
 
-    monkeypatch.setattr(weights.os, "link", refuse)
+    monkeypatch.setattr(files.os, "link", refuse)
     written = store.write(PolicyVersion(1, 0), None, TENSORS)
     assert (written.path / "config.json").read_bytes() == STATIC["config.json"]

@@ -1,0 +1,168 @@
+"""What a train step leaves behind: a published version, a commit, an evaluation, a checkpoint, an export.
+
+Each is one call of the loop, in the order that the loop decides; each is safe to be cut off anywhere.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from headway.config import ExperimentConfig
+from headway.core.version import PolicyVersion
+from headway.data import Dataset, Task
+from headway.errors import TimedOut, Unavailable
+from services.trainer.checkpoint import CheckpointStore, TrainerRecord
+from services.trainer.controller_client import ControllerClient
+from services.trainer.phases import Phase, Phases
+from services.trainer.ranks import Ranks
+from services.trainer.schedule import RunLength
+from services.trainer.statistics import Stats, StatsLogger, evaluation_stats
+from services.trainer.tracing import PhaseTrace
+from services.trainer.warm_start import WarmStartPlan
+from services.trainer.weights import WrittenVersion
+
+KEEP_NEWEST = 4
+"""Versions that stay on disk though no server is known to need them."""
+PUBLISH_PATIENCE_S = 600.0
+PUBLISH_RETRY_S = 0.5
+log = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """The part of name-resolve that knows versions; `NameClient` in production."""
+
+    async def publish_version(self, version: PolicyVersion, manifest_sha256: str, fencing_token: int) -> None:
+        """Make a version the published one.
+
+        Raises:
+            StaleVersion: A newer version, or a later leader, exists.
+        """
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with."""
+
+    config: ExperimentConfig
+    length: RunLength
+    term: int
+    fencing_token: int
+    ranks: Ranks
+    controller: ControllerClient
+    publisher: Publisher
+    checkpoints: CheckpointStore
+    statistics: StatsLogger
+    phases: Phases
+    dataset: Dataset
+    start_task: "Callable[[str, Coroutine[Any, Any, Any]], asyncio.Task[Any]]"
+    """Runs something beside the loop; its failure ends the process."""
+    evaluation_tasks: Sequence[Task]
+    warm_start: WarmStartPlan | None
+    trace: PhaseTrace | None = None
+
+
+@dataclass
+class Progress:
+    """What the loop counts."""
+
+    version: PolicyVersion
+    published_step: int
+    """Nothing is published before this step is reached."""
+    parent: PolicyVersion | None = None
+    num_skipped: int = 0
+    num_skipped_in_a_row: int = 0
+    num_samples: int = 0
+    trained_s: float = 0.0
+    is_consuming: bool = False
+    """The batch of the step in hand is booked as consumed."""
+    checkpointed: PolicyVersion | None = None
+    """The version of the last checkpoint."""
+    stop_reason: str | None = None
+    saves: "list[asyncio.Future[Path]]" = field(default_factory=list)
+
+
+class Actions:
+    """Acts on the weights in hand.
+
+    Args:
+        progress: Shared with the loop, which moves it.
+    """
+
+    def __init__(self, parts: Parts, progress: Progress) -> None:
+        self._parts = parts
+        self._progress = progress
+        self._config = parts.config
+        self._phases = parts.phases
+
+    async def publish(self, version: PolicyVersion) -> None:
+        """Write the weights, and make them the published version."""
+        with self._phases(Phase.WRITE):
+            written: WrittenVersion = await self._parts.ranks.call("write", version, self._progress.parent)
+        with self._phases(Phase.PUBLISH):
+            token = self._parts.fencing_token
+            await _patiently(
+                f"publish {version.label}",
+                lambda: self._parts.publisher.publish_version(version, written.manifest_sha256, token),
+            )
+        self._progress.parent = version
+
+    async def commit(self, step: int, stats: Stats) -> None:
+        with self._phases(Phase.COMMIT):
+            needed = await self._parts.controller.commit(step, self._progress.version, stats)
+            await self._parts.ranks.call_here("remove_weights", needed, KEEP_NEWEST)
+
+    async def evaluate(self) -> Stats:
+        """Held-out reward of the version in hand, which is the published one."""
+        tasks = self._parts.evaluation_tasks
+
+        def on_result(count: int) -> None:
+            self._phases.progress = count / len(tasks)
+
+        with self._phases(Phase.EVALUATE):
+            results = await self._parts.controller.evaluate(
+                self._progress.version, self._config.evaluation_gconfig.n_samples, tasks, on_result
+            )
+        return evaluation_stats(results)
+
+    async def checkpoint(self, tasks: Mapping[str, Any]) -> Path:
+        """Write a checkpoint of the state between two steps, and let the controller forget what lies before it.
+
+        Args:
+            tasks: The feeder's state.
+        """
+        progress = self._progress
+        record = TrainerRecord(progress.version, tasks, progress.num_skipped, progress.num_samples, progress.trained_s)
+        with self._phases(Phase.CHECKPOINT):
+            store = self._parts.checkpoints
+            aside = await asyncio.to_thread(store.begin, progress.version)
+            await self._parts.ranks.call("save", aside)
+            path = await asyncio.to_thread(store.complete, aside, record)
+            await self._parts.controller.forget_before(progress.version.step)
+        progress.checkpointed = progress.version
+        return path
+
+    async def export(self) -> None:
+        """Keep the published weights as a folder that `from_pretrained` loads."""
+        saver = self._config.saver
+        with self._phases(Phase.SAVE):
+            path = await self._parts.ranks.call_here(
+                "export", self._progress.version, self._config.paths.checkpoints, saver.keep_last
+            )
+        log.info("the model is saved at %s", path)
+
+
+async def _patiently(what: str, action: "Callable[[], Awaitable[Any]]") -> Any:
+    """Repeat an idempotent action while name-resolve is away."""
+    deadline = time.monotonic() + PUBLISH_PATIENCE_S
+    while True:
+        try:
+            return await action()
+        except (Unavailable, TimedOut) as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("%s: %s; trying again", what, error)
+        await asyncio.sleep(PUBLISH_RETRY_S)
