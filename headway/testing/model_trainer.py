@@ -26,8 +26,10 @@ Groups = Sequence[pb.Group]
 class Controller(Protocol):
     """The rollout controller, as far as a trainer speaks with it."""
 
-    ledger: Ledger
     incarnation: str
+
+    @property
+    def ledger(self) -> Ledger: ...
 
     async def begin(self, fencing_token: int, step: int, is_fresh: bool) -> None: ...
 

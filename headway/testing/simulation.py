@@ -44,6 +44,10 @@ class Process(Controller, Protocol):
 class Disk(Protocol):
     """What survives a kill of the controller."""
 
+    def open(self) -> Any:
+        """A journal for a new life of the controller."""
+        ...
+
     def kill(self, writes_first: bool) -> None:
         """The controller is gone: what it had not written is lost; `writes_first`: written, but nobody was told."""
         ...

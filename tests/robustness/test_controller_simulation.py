@@ -12,44 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from headway.core.selection import StalenessPolicy
-from headway.runtime.supervisor import Supervisor
-from headway.runtime.waits import Waits
-from headway.testing.invariants import Broken, Findings
+from headway.testing.invariants import Broken
 from headway.testing.scenario import Fault, Scenario
 from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.simulation import Simulation
-from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.journal import JournalStore
-from services.rollout_controller.records import Settings
-from services.rollout_controller.rollouts import GroupRunner, TaskInput
-
-
-class RealController:
-    """Makes the service's own controller for a simulation."""
-
-    def make_disk(self, simulation: Simulation) -> SimulatedDisk[JournalStore]:
-        return SimulatedDisk(JournalStore(":memory:"), simulation.scenario.journal_s)
-
-    def make_controller(self, simulation: Simulation, supervisor: Supervisor) -> RolloutController:
-        scenario = simulation.scenario
-        settings = Settings(
-            scenario.batch_size,
-            scenario.eta,
-            scenario.max_concurrent,
-            queue_size=16 * scenario.max_concurrent,
-            policy=StalenessPolicy(scenario.policy),
-        )
-        runner = GroupRunner(simulation.workflow, simulation.fleet, scenario.num_samples)
-        waits, journal = Waits(simulation.now), simulation.disk.open()
-        fleet = simulation.fleet
-        return RolloutController(settings, journal, fleet, runner, lambda _: runner, supervisor, waits, simulation.now)
-
-    def make_task(self, task_id: str, data_json: bytes) -> TaskInput:
-        return TaskInput(task_id, data_json)
-
-
-def simulate(scenario: Scenario) -> Findings:
-    return Simulation(scenario, RealController()).run()
+from services.rollout_controller.simulated import RealController, simulate
 
 
 def seeds(count: int) -> list[int]:
