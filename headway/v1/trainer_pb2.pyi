@@ -106,6 +106,7 @@ class TrainerStatus(_message.Message):
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
     PHASE_PROGRESS_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     phase: Global___TrainerPhase.ValueType
     phase_s: _builtins.float
     """How long in this phase, seconds."""
@@ -119,6 +120,10 @@ class TrainerStatus(_message.Message):
     def stats(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Last values by name, as they are logged."""
 
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainerWait]:
+        """What is waited for now, the oldest first."""
+
     def __init__(
         self,
         *,
@@ -128,14 +133,39 @@ class TrainerStatus(_message.Message):
         total_steps: _builtins.int = ...,
         stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         phase_progress: _builtins.float = ...,
+        waits: _abc.Iterable[Global___TrainerWait] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "phase_progress", b"phase_progress", "phase_s", b"phase_s", "stats", b"stats", "total_steps", b"total_steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "phase_progress", b"phase_progress", "phase_s", b"phase_s", "stats", b"stats", "total_steps", b"total_steps", "version", b"version", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainerStatus: _TypeAlias = TrainerStatus  # noqa: Y015
+
+@_typing.final
+class TrainerWait(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """"32 ready groups for step 12"."""
+    since_s: _builtins.float
+    """How long already, seconds."""
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        since_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_s", b"since_s", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainerWait: _TypeAlias = TrainerWait  # noqa: Y015
 
 @_typing.final
 class SaveRequest(_message.Message):

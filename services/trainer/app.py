@@ -29,7 +29,7 @@ from services.trainer.grpc_api import SERVICE, TrainerApi
 from services.trainer.leadership import Office, leading
 from services.trainer.loop import TrainLoop
 from services.trainer.phases import Phase, Phases
-from services.trainer.ranks import Ranks, follow, rank_of_this_process
+from services.trainer.ranks import Ranks, TorchThread, follow, rank_of_this_process
 from services.trainer.start import find_start
 from services.trainer.statistics import StatsLogger
 from services.trainer.tracing import PhaseTrace, trace
@@ -94,7 +94,7 @@ async def _rank_zero(
 
 
 async def _follow(worker: TorchWorker, supervisor: Supervisor) -> None:
-    await asyncio.to_thread(follow, worker)
+    await TorchThread().run(lambda: follow(worker))
     supervisor.stop()
 
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from headway.core.version import PolicyVersion
 from headway.errors import Unavailable
+from headway.runtime.waits import Waits
 from headway.runtime.wire import version_to_wire
 from headway.v1 import trainer_pb2 as pb
 from headway.v1.trainer_pb2_grpc import TrainerServicer
@@ -33,6 +34,7 @@ class TrainerView(Protocol):
     """What the service shows and steers; the loop is there once this trainer leads."""
 
     phases: Phases
+    waits: Waits
     loop: TrainLoop | None
     statistics: StatsLogger | None
 
@@ -50,6 +52,7 @@ class TrainerApi(TrainerServicer):
             phase_s=phases.seconds_in_phase(),
             phase_progress=phases.progress,
             stats=self._view.statistics.last if self._view.statistics else {},
+            waits=[pb.TrainerWait(what=wait.what, since_s=wait.since_s) for wait in self._view.waits.snapshot()],
         )
         if loop is not None:
             status.version.CopyFrom(version_to_wire(loop.progress.version))

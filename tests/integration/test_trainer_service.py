@@ -171,6 +171,7 @@ async def test_status_says_what_is_waited_for_and_stop_ends_the_run(tmp_path: Pa
             await trial.controller.until(lambda seen: len(seen.pending) == 3 * BATCH)
             status = await until_phase(stub, pb.TRAINER_PHASE_WAITING)
             assert (status.version.term, status.version.step, status.total_steps) == (1, 0, 9)
+            assert [wait.what for wait in status.waits] == [f"{BATCH} ready groups for step 0"]
             await stub.Stop(pb.StopRequest(reason="enough"))
             await running.supervisor.wait()
             assert (await stub.GetStatus(pb.GetStatusRequest())).phase == pb.TRAINER_PHASE_FINISHED
