@@ -149,21 +149,3 @@ def _mask_trajectory(trajectory: Trajectory, step: int, eta: int) -> tuple[Traje
     loses = trajectory.loss_mask & (step - trajectory.versions > eta)
     count = int(np.count_nonzero(loses))
     return (replace(trajectory, loss_mask=trajectory.loss_mask & ~loses), count) if count else (trajectory, 0)
-
-
-def version_span(trajectories: Iterable[Trajectory]) -> tuple[int, int] | None:
-    """Steps of the oldest and of the newest version among the tokens that carry gradient; None when there are none."""
-    spans = [trajectory.versions[trajectory.loss_mask] for trajectory in trajectories]
-    generated = [(int(span.min()), int(span.max())) for span in spans if len(span)]
-    if not generated:
-        return None
-    return min(oldest for oldest, _ in generated), max(newest for _, newest in generated)
-
-
-def staleness_counts(group: Group, step: int) -> Counter[int]:
-    """Number of gradient-carrying tokens by their staleness at `step`."""
-    counts: Counter[int] = Counter()
-    for trajectory in group.trajectories:
-        ages, nums = np.unique(step - trajectory.versions[trajectory.loss_mask], return_counts=True)
-        counts.update(dict(zip(ages.tolist(), nums.tolist(), strict=True)))
-    return counts

@@ -1,6 +1,6 @@
 """A journal without a thread, in the event loop's own time: writes in order, several to a transaction, lost by a kill.
 
-It drives the real store (`services.rollout_controller.journal.JournalStore`, in memory), which survives the kill.
+It drives the real store (`services.rollout_controller.journal_store.JournalStore`, in memory), which survives the kill.
 """
 
 import asyncio

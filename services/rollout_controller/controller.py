@@ -30,7 +30,7 @@ from headway.runtime.waits import Waits
 from headway.runtime.wire import group_from_wire, group_to_wire
 from headway.v1 import types_pb2 as pb
 from services.rollout_controller.evaluations import Evaluations
-from services.rollout_controller.journal import Recovered
+from services.rollout_controller.journal_store import Recovered
 from services.rollout_controller.production import FleetView, JournalWriter, Production, Writes
 from services.rollout_controller.records import Handout, History, Settings, StepRecord
 from services.rollout_controller.rollouts import GroupRunner, TaskInput

@@ -19,10 +19,11 @@ from headway.core.selection import can_be_in_time
 from headway.core.staleness import StalenessManager
 from headway.core.trajectory import Outcome
 from headway.runtime.supervisor import Supervisor
-from services.rollout_controller.dispatcher import BatchTaskDispatcher, TimedResult, Withdrawn
-from services.rollout_controller.journal import GroupRecord, JournalStore, ReadyRecord
+from services.rollout_controller.dispatcher import BatchTaskDispatcher
+from services.rollout_controller.journal_store import GroupRecord, JournalStore, ReadyRecord
 from services.rollout_controller.records import Settings, Timing
 from services.rollout_controller.rollouts import GroupRunner, RolloutEnd, TaskInput
+from services.rollout_controller.task_runner import TimedResult, Withdrawn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

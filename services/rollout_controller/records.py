@@ -6,7 +6,7 @@ from typing import Any
 
 from headway.core.selection import StalenessPolicy
 from headway.core.version import PolicyVersion
-from services.rollout_controller.journal import StoredStep
+from services.rollout_controller.journal_store import StoredStep
 
 MAX_RECENT = 100
 

@@ -12,7 +12,7 @@ from headway.testing.scenario import Scenario
 from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.simulation import Simulation
 from services.rollout_controller.controller import RolloutController
-from services.rollout_controller.journal import JournalStore
+from services.rollout_controller.journal_store import JournalStore
 from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 

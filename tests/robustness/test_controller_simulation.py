@@ -16,7 +16,7 @@ from headway.testing.invariants import Broken
 from headway.testing.scenario import Fault, Scenario
 from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.simulation import Simulation
-from services.rollout_controller.journal import JournalStore
+from services.rollout_controller.journal_store import JournalStore
 from services.rollout_controller.simulated import RealController, simulate
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout_controller.journal import JournalStore
+from services.rollout_controller.journal_store import JournalStore
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.rollout_controller.journal import GroupRecord, Journal
+from services.rollout_controller.journal import Journal
+from services.rollout_controller.journal_store import GroupRecord
 
 async def append(journal, row):
     payload = b"%d," % row * 2000

@@ -20,7 +20,7 @@ from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.virtual_time import run_virtual
 from headway.workflow.api import ModelRequest
 from services.rollout_controller.controller import RolloutController
-from services.rollout_controller.journal import JournalBroken, JournalStore
+from services.rollout_controller.journal_store import JournalBroken, JournalStore
 from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 from services.rollout_controller.status import Status, Surroundings, holds_back

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headway.core.staleness import StalenessManager
 from headway.testing.virtual_time import run_virtual
-from services.rollout_controller.dispatcher import BatchTaskDispatcher, Budget, Slots, Withdrawn
+from services.rollout_controller.dispatcher import BatchTaskDispatcher, Budget, Slots
+from services.rollout_controller.task_runner import Withdrawn
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.core.ledger import Failure, TaskState
 from headway.core.trajectory import Outcome
-from services.rollout_controller.journal import GroupRecord, Journal, JournalBroken, JournalStore
+from services.rollout_controller.journal import Journal
+from services.rollout_controller.journal_store import GroupRecord, JournalBroken, JournalStore
 
 
 def group(task_id: str, payload: bytes = b"payload", version: int = 0) -> GroupRecord:
