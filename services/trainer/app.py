@@ -5,14 +5,15 @@ data, model -> leadership -> checkpoint or fresh start -> the loop -> the proces
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import grpc
 
 from headway.config import ExperimentConfig
-from headway.runtime.grpc_server import serve_grpc
+from headway.runtime.grpc_server import serve_grpc, serve_health
 from headway.runtime.names import NameClient
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
@@ -57,7 +58,7 @@ async def serve(config: ExperimentConfig, placement: Placement, phases: Phases) 
     start_process_group()
     worker = TorchWorker(config, phases)
     if rank_of_this_process() > 0:
-        async with Supervisor() as supervisor:
+        async with Supervisor() as supervisor, _health(placement):
             supervisor.start("follow rank 0", _follow(worker, supervisor))
             yield Running(supervisor)
         return
@@ -91,6 +92,13 @@ async def _rank_zero(
             await names.register(f"services/trainer/{placement.instance}", placement.address(server.port))
             supervisor.start("training", trainer.train(names, supervisor))
             yield Running(supervisor, {"grpc": server.port})
+
+
+def _health(placement: Placement) -> AbstractAsyncContextManager[object]:
+    """The first rank of a machine answers health probes there; rank 0 does so with its own services."""
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        return serve_health(placement.host, placement.grpc_port)
+    return nullcontext()
 
 
 async def _follow(worker: TorchWorker, supervisor: Supervisor) -> None:
@@ -127,7 +135,7 @@ class Trainer:
         checkpoints = CheckpointStore(self.config.paths.recover, settings.keep_last, self.phases.mark)
         start = await find_start(self.config, checkpoints, names)
         step = start.checkpoint.record.version.step if start.checkpoint else 0
-        self.statistics = StatsLogger(self.config, data.length.total_steps, step)
+        self.statistics = await asyncio.to_thread(StatsLogger, self.config, data.length.total_steps, step)
         controller = ControllerClient(lambda: _find_controller(names), office.fencing_token, self.waits)
         parts = Parts(
             config=self.config,
@@ -150,7 +158,7 @@ class Trainer:
         try:
             await self.loop.run()
         finally:
-            self.statistics.close()
+            await asyncio.to_thread(self.statistics.close)
             await controller.close()
 
     def _trace(self) -> PhaseTrace | None:

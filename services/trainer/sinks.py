@@ -1,6 +1,7 @@
 """Where records of statistics go: a file of JSON lines, TensorBoard, W&B, SwanLab."""
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -8,6 +9,10 @@ from typing import Any, Protocol, TextIO
 import orjson
 
 from headway.config import ExperimentConfig, plain
+from headway.config.observe import WandBConfig
+
+WANDB_PATIENCE_S = 30
+log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -58,34 +63,42 @@ class TensorBoardSink:
 
 
 class WandBSink:
-    """Weights & Biases; `offline` needs no network, `online` falls back to it when the server cannot be reached."""
+    """Weights & Biases; `offline` needs no network, and `online` becomes it where the server cannot be reached."""
 
     def __init__(self, config: ExperimentConfig) -> None:
         wandb = importlib.import_module("wandb")
         settings = config.stats_logger.wandb
-        if key := settings.key():
-            wandb.login(key=key, host=settings.wandb_base_url)
-        name = settings.name or config.trial_name
-        self._run: Any = wandb.init(
-            mode=settings.mode,
-            project=settings.project or config.experiment_name,
-            entity=settings.entity,
-            name=name,
-            id=f"{config.experiment_name}_{config.trial_name}_{settings.id_suffix}",
-            resume="allow",
-            job_type=settings.job_type,
-            group=settings.group or config.run_name,
-            notes=settings.notes,
-            tags=settings.tags,
-            dir=str(config.paths.logs),
-            config=settings.config or plain(config),
-        )
+        about = {
+            "project": settings.project or config.experiment_name,
+            "entity": settings.entity,
+            "name": settings.name or config.trial_name,
+            "id": f"{config.experiment_name}_{config.trial_name}_{settings.id_suffix}",
+            "resume": "allow",
+            "job_type": settings.job_type,
+            "group": settings.group or config.run_name,
+            "notes": settings.notes,
+            "tags": settings.tags,
+            "dir": str(config.paths.logs),
+            "config": settings.config or plain(config),
+        }
+        self._run: Any = _init_wandb(wandb, settings, about)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
         self._run.log(dict(record), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _init_wandb(wandb: Any, settings: WandBConfig, about: Mapping[str, Any]) -> Any:
+    if settings.mode == "online":
+        try:
+            if key := settings.key():
+                wandb.login(key=key, host=settings.wandb_base_url, timeout=WANDB_PATIENCE_S)
+            return wandb.init(mode="online", settings=wandb.Settings(init_timeout=WANDB_PATIENCE_S), **about)
+        except Exception as error:  # noqa: BLE001 - wandb raises kinds of its own for a network that is away
+            log.warning("W&B cannot be reached, its run is kept offline in %s: %s", about["dir"], error)
+    return wandb.init(mode="offline", **about)
 
 
 class SwanLabSink:

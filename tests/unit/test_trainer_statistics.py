@@ -1,5 +1,7 @@
 """Statistics count what was trained on; their steps grow, over restarts too; a broken sink ends no run."""
 
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +120,53 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     logger.write(1, PolicyVersion(1, 1), {"ppo_actor/update/actor_loss/avg": 0.5})
     logger.close()
     assert list((tmp_path / "tb").glob("events.out.tfevents.*"))
+
+
+class FakeRun:
+    """What `wandb.init` returns."""
+
+    def __init__(self, mode: str, about: dict[str, object]) -> None:
+        self.mode, self.about = mode, about
+        self.logged: list[tuple[int, dict[str, object]]] = []
+        self.is_finished = False
+
+    def log(self, record: dict[str, object], step: int) -> None:
+        self.logged.append((step, record))
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
+    """A stand-in for the package, in a world without its server."""
+    runs: list[FakeRun] = []
+    module = types.ModuleType("wandb")
+
+    def init(mode: str, settings: object = None, **about: object) -> FakeRun:
+        if mode == "online":
+            raise ConnectionError("no route to api.wandb.ai")
+        runs.append(FakeRun(mode, about))
+        return runs[-1]
+
+    def login(**_: object) -> None:
+        raise ConnectionError("no route to api.wandb.ai")
+
+    module.init, module.login, module.Settings = init, login, dict
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return runs
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_wandb_keeps_its_run_offline_where_its_server_is_away(
+    tmp_path: Path, wandb_runs: list[FakeRun], mode: str
+) -> None:
+    wandb = {"mode": mode, "wandb_api_key": "secret-key"}
+    settings = {"cluster": {"fileroot": str(tmp_path)}, "stats_logger": {"wandb": wandb}}
+    logger = StatsLogger(ExperimentConfig.model_validate(settings), total_steps=9, step=0)
+    logger.write(3, PolicyVersion(1, 3), {"loss": 0.5})
+    logger.close()
+    (run,) = wandb_runs
+    assert (run.mode, run.is_finished) == ("offline", True)
+    assert [(step, record["loss"]) for step, record in run.logged] == [(3, 0.5)]
+    assert "secret-key" not in str(run.about)
