@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -98,9 +98,19 @@ async def _abort(context: Context, method: str, error: Exception) -> None:
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
+def serve_health(host: str, port: int, is_serving: bool = True) -> AbstractAsyncContextManager[GrpcServer]:
+    """Answer health probes, and nothing else: for processes that are asked nothing over gRPC."""
+    return serve_grpc(host, port, lambda server: None, [], is_serving=is_serving)
+
+
 @asynccontextmanager
 async def serve_grpc(
-    host: str, port: int, add: Callable[[grpc.aio.Server], None], services: Sequence[str], grace_s: float = 2.0
+    host: str,
+    port: int,
+    add: Callable[[grpc.aio.Server], None],
+    services: Sequence[str],
+    grace_s: float = 2.0,
+    is_serving: bool = True,
 ) -> AsyncIterator[GrpcServer]:
     """Serve until the block is left; running calls then get `grace_s` seconds to end.
 
@@ -109,6 +119,7 @@ async def serve_grpc(
         port: Port to bind; 0 takes any free one.
         add: Adds the servicers, e.g. `lambda server: add_RewardServicer_to_server(api, server)`.
         services: Full names, e.g. "headway.v1.Reward", for health and reflection.
+        is_serving: What health probes hear at first.
 
     Raises:
         InvalidInput: The port is in use.
@@ -122,9 +133,9 @@ async def serve_grpc(
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
         raise InvalidInput(f"cannot serve gRPC on {host}:{port}: is the port in use? (0 takes any free one)") from error
-    await server.start()
     running = GrpcServer(bound, health_servicer, services)
-    await running.set_serving(True)
+    await running.set_serving(is_serving)
+    await server.start()
     try:
         yield running
     finally:

@@ -32,6 +32,9 @@ from headway.runtime.supervisor import Supervisor
 READY_PREFIX = "HEADWAY_READY "
 EXIT_MISTAKE = 2
 WILDCARDS = ("0.0.0.0", "::", "[::]")
+WHEN_DONE = "HEADWAY_WHEN_DONE"
+"""`stay`: a service that has ended by itself keeps answering until it is asked to stop. For those who start again
+whatever ends, such as Kubernetes' StatefulSets."""
 log = logging.getLogger(__name__)
 
 
@@ -114,6 +117,9 @@ async def _serve_until(
         await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             ended.result()
+            if os.environ.get(WHEN_DONE) == "stay":
+                log.info("finished; stays until it is asked to stop")
+                await stopped
         log.info("stopping: %s", "finished" if ended.done() else "asked to")
         ended.cancel()
 

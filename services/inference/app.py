@@ -3,7 +3,8 @@
     first published version -> start engine from its folder -> load newer ones -> register -> (engine ends | stop)
 
 Guarantee: whoever finds the engine in name-resolve finds it answering, with a version that was the newest one a moment
-before. When the block is left, or the engine ends, the name is gone and so is the engine.
+before. When the block is left, or the engine ends, the name is gone and so is the engine. Health probes over
+gRPC hear that it serves only while it is registered: the engine's own /ready may say so while it still catches up.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from headway.config import ExperimentConfig
 from headway.errors import InvalidInput, NotFound, Unavailable
+from headway.runtime.grpc_server import serve_health
 from headway.runtime.names import NameClient, VersionRecord
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
@@ -45,7 +47,11 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         Unavailable, TimedOut: The engine ended, or did not answer in time.
     """
     start_engine = starter_of(config)  # what it imports is there before the first version is
-    async with Supervisor() as supervisor, NameClient(placement.name_resolve, config.run_name) as names:
+    async with (
+        Supervisor() as supervisor,
+        NameClient(placement.name_resolve, config.run_name) as names,
+        serve_health(placement.host, placement.grpc_port, is_serving=False) as health,
+    ):
         record = await _first_version(names)
         folder = published_folder(config.paths.weights, record)
         log.info("starting %s on %s", config.engine, record.version.label)
@@ -56,9 +62,11 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
             metadata = {"engine": engine.kind, "version": await engine.served_version(), "pid": str(engine.pid)}
             registration = await names.register(f"services/inference/{placement.instance}", url, metadata=metadata)
             log.info("registered %s with %s", url, metadata["version"])
+            await health.set_serving(True)
             try:
-                yield Running(supervisor, {"http": engine.port})
+                yield Running(supervisor, {"grpc": health.port, "http": engine.port})
             finally:
+                await health.set_serving(False)
                 await registration.close()
 
 

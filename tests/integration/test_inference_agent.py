@@ -16,8 +16,10 @@ from headway.config import ExperimentConfig
 from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError, InvalidInput, NotFound, Unavailable
 from headway.runtime.names import NameClient, Removed
+from headway.runtime.probe import probe
 from headway.runtime.service import Placement
 from services.inference import app
+from services.inference.child import free_port
 from services.inference.tiny_model import save_tiny_model
 from services.name_resolve import app as name_resolve
 
@@ -94,6 +96,23 @@ async def test_an_engine_waits_for_the_first_version_and_is_registered_with_the_
         await stack.aclose()
         with pytest.raises(NotFound):
             await names.get("services/inference/7")
+
+
+async def test_health_probes_hear_that_it_serves_only_while_it_is_registered(tmp_path: Path) -> None:
+    config = experiment(tmp_path)
+    async with names_of(config) as (address, names), names.campaign("trainer", "test") as leadership:
+        port = free_port("127.0.0.1")
+        placement = Placement(name_resolve=address, run_dir=tmp_path, grpc_port=port)
+        stack = AsyncExitStack()
+        starting = asyncio.create_task(stack.enter_async_context(app.run(config, placement)))
+        while "NOT_SERVING" not in (problem := await asyncio.to_thread(probe, f"127.0.0.1:{port}")):
+            assert problem, "it says that it serves before there is a version"
+        await publish(config, names, 0, leadership.fencing_token)
+        running = await starting
+        assert running.ports["grpc"] == port
+        assert await asyncio.to_thread(probe, f"127.0.0.1:{port}") == ""
+        await stack.aclose()
+        assert "UNAVAILABLE" in await asyncio.to_thread(probe, f"127.0.0.1:{port}")
 
 
 async def test_weights_that_are_not_those_published_are_refused(tmp_path: Path) -> None:
