@@ -101,6 +101,9 @@ topologySpreadConstraints:
 - {name: HEADWAY_CONFIG, value: /headway/configs/experiment.yaml}
 - {name: HEADWAY_INSTANCE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: HEADWAY_ADVERTISE, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+{{- range $name, $port := pick .component.ports "grpc" "http" }}
+- {name: HEADWAY_{{ upper $name }}_PORT, value: {{ int $port | quote }}}
+{{- end }}
 {{- if ne .name "name-resolve" }}
 - {name: HEADWAY_NAME_RESOLVE, value: "{{ include "headway.fullname" .root }}-name-resolve.{{ .root.Release.Namespace }}.svc:7000"}
 {{- else if .root.Values.externalEtcd.passwordSecret.name }}
