@@ -5,6 +5,7 @@ Each is one call of the loop, in the order that the loop decides; each is safe t
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ class Actions:
 
     async def commit(self, step: int, stats: Stats) -> None:
         with self._phases(Phase.COMMIT):
-            needed = await self._parts.controller.commit(step, self._progress.version, stats)
+            finite = {name: value for name, value in stats.items() if math.isfinite(value)}
+            needed = await self._parts.controller.commit(step, self._progress.version, finite)
             await self._parts.ranks.call_here("remove_weights", needed, KEEP_NEWEST)
 
     async def evaluate(self) -> Stats:

@@ -107,7 +107,7 @@ class SwanLabSink:
     def __init__(self, config: ExperimentConfig) -> None:
         swanlab = importlib.import_module("swanlab")
         settings = config.stats_logger.swanlab
-        if key := settings.key():
+        if settings.mode == "cloud" and (key := settings.key()):
             swanlab.login(api_key=key)
         self._run: Any = swanlab.init(
             mode=settings.mode,
