@@ -8,7 +8,7 @@ SOURCES := headway services tests benchmarks examples tools
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-unit test-sglang test-images test-compose verify fix stubs lock clean
+.PHONY: help setup quickstart test test-unit test-sglang test-images test-compose test-helm helm verify fix stubs lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,18 @@ test-images: ## Build every image and check it; skipped where no Docker engine i
 
 test-compose: ## Train with Docker Compose, kill every part in turn; skipped where no Docker engine is reachable
 	$(PYTHON) tools/test_compose.py
+
+test-helm: setup .cache/helm/4/helm ## Check the chart with Helm 3 and 4; installs it where KUBECONFIG names a cluster
+	$(BIN)/pip install --quiet "kubernetes-validate==1.37.0"
+	$(PYTEST) tests/contract/test_helm_values.py tests/contract/test_helm_chart.py tests/contract/test_helm_cluster.py
+
+helm: setup .cache/helm/4/helm ## Make the chart's schema and rendered examples again
+	$(BIN)/python tools/helm_schema.py
+	$(BIN)/python tools/helm_render.py
+
+.cache/helm/4/helm: tools/get_helm.py
+	$(BIN)/python tools/get_helm.py
+	@touch $@
 
 verify: setup ## Check style, types, layers and generated stubs
 	$(BIN)/ruff check $(SOURCES)

@@ -41,7 +41,7 @@ spec:
         {{- end }}
       ports:
         {{- range $name, $port := .component.ports }}
-        - {name: {{ $name }}, containerPort: {{ int $port }}}
+        - {name: {{ $name }}, containerPort: {{ int $port }}, protocol: TCP}
         {{- end }}
       {{- include "headway.probes" . | nindent 6 }}
       {{- with $values.preStopSeconds }}

@@ -1,0 +1,120 @@
+"""A real API server takes the chart: install, upgrade, rollback and uninstall, with Helm 3 and 4.
+
+Wants KUBECONFIG to name a cluster on which namespaces may be made; pods need not run there.
+"""
+
+import json
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helm_chart import CHART, MAJORS, helm, helm_of
+
+CPU = ("--values", str(CHART / "profiles" / "cpu.yaml"))
+SEVERAL = (
+    "--set=trainer.replicas=2,experiment.overrides.allocation_mode=sglang:d2+d2",
+    "--set=persistence.weights.keep=true",
+)
+DEADLINE_S = 60.0
+
+
+class Cluster:
+    """A namespace of its own in the cluster of KUBECONFIG, seen with the tools of one Helm version."""
+
+    def __init__(self, major: str) -> None:
+        self.namespace = f"headway-{uuid.uuid4().hex[:8]}"
+        self._major = major
+        self._kubectl = str(Path(helm_of(major)).with_name("kubectl"))
+
+    def helm(self, *arguments: str) -> str:
+        return helm(*arguments, "--namespace", self.namespace, major=self._major).stdout
+
+    def kubectl(self, *arguments: str, check: bool = True) -> str:
+        command = [self._kubectl, "--namespace", self.namespace, *arguments]
+        return subprocess.run(command, check=check, capture_output=True, text=True).stdout
+
+    def get(self, kinds: str) -> dict[str, Any]:
+        """Objects of the release by name."""
+        found = json.loads(self.kubectl("get", kinds, "-l", "app.kubernetes.io/name=headway", "-o", "json"))["items"]
+        return {one["metadata"]["name"]: one for one in found}
+
+    def wait_for(self, what: str, condition: Any) -> None:
+        """The controllers of the cluster act when they get to it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} within {DEADLINE_S:g} s"
+            time.sleep(0.1)
+
+
+@pytest.fixture(params=MAJORS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("KUBECONFIG names no cluster")
+    made = Cluster(request.param)
+    reached = subprocess.run([made._kubectl, "get", "--raw", "/readyz"], capture_output=True, text=True)
+    if reached.returncode != 0:
+        pytest.skip(f"no cluster is reachable: {reached.stderr.strip().splitlines()[-1]}")
+    made.kubectl("create", "namespace", made.namespace)
+    try:
+        yield made
+    finally:
+        made.kubectl("delete", "namespace", made.namespace, "--wait=false", check=False)
+
+
+def pods_of(cluster: Cluster, component: str) -> list[dict[str, Any]]:
+    label = "app.kubernetes.io/component"
+    return [pod for pod in cluster.get("pods").values() if pod["metadata"]["labels"].get(label) == component]
+
+
+def test_a_release_comes_changes_goes_back_and_goes(cluster: Cluster) -> None:
+    notes = cluster.helm("install", "headway", str(CHART), *CPU)
+    assert "port-forward svc/headway-rollout-controller 8470" in notes
+    expected = {"name-resolve": 1, "reward": 2, "rollout-controller": 1, "inference": 2, "trainer": 1, "etcd": 1}
+    for component, number in expected.items():
+        cluster.wait_for(f"{number} pods of {component}", lambda c=component, n=number: len(pods_of(cluster, c)) == n)
+    before = cluster.get("configmaps")["headway-experiment"]["data"]
+
+    cluster.helm("upgrade", "headway", str(CHART), *CPU, "--set=experiment.content=seed: 7\nactor: {path: models/x}\n")
+    assert cluster.get("configmaps")["headway-experiment"]["data"] != before
+    cluster.helm("rollback", "headway", "1")
+    assert cluster.get("configmaps")["headway-experiment"]["data"] == before
+    history = json.loads(cluster.helm("history", "headway", "--output", "json"))
+    assert [(one["revision"], one["status"]) for one in history][-1] == (3, "deployed")
+
+    cluster.helm("uninstall", "headway")
+    assert not cluster.get("deployments,statefulsets,services,networkpolicies,serviceaccounts,configmaps")
+
+
+def test_what_is_to_be_kept_survives_an_uninstall_and_is_taken_up_again(cluster: Cluster) -> None:
+    keep = [f"--set=persistence.{name}.keep=true" for name in ("weights", "journal", "checkpoints")]
+    cluster.helm("install", "headway", str(CHART), *CPU, *keep)
+    claims = {name: one["metadata"]["uid"] for name, one in cluster.get("pvc").items() if "data" not in name}
+    assert set(claims) == {"headway-weights", "headway-journal", "headway-checkpoints"}
+    cluster.helm("uninstall", "headway")
+    cluster.helm("install", "headway", str(CHART), *CPU, *keep)
+    again = {name: one["metadata"]["uid"] for name, one in cluster.get("pvc").items() if "data" not in name}
+    assert again == claims
+
+
+def test_a_set_of_several_nodes_is_replaced_as_a_whole(cluster: Cluster) -> None:
+    cluster.helm("install", "headway", str(CHART), *CPU, *SEVERAL)
+    cluster.wait_for("trainer of two pods", lambda: len(pods_of(cluster, "trainer")) == 2)
+    before = {pod["metadata"]["name"] for pod in pods_of(cluster, "trainer")}
+    cluster.helm("upgrade", "headway", str(CHART), *CPU, *SEVERAL, "--set=experiment.overrides.seed=7")
+
+    def is_replaced() -> bool:
+        """No pod of the old set is left. Pods that were never on a node are gone at once."""
+        names = {pod["metadata"]["name"] for pod in pods_of(cluster, "trainer")}
+        return len(names) == 2 and names.isdisjoint(before)
+
+    cluster.wait_for("new set in place of the old one", is_replaced)
+
+
+def test_the_server_itself_finds_nothing_wrong_with_any_profile(cluster: Cluster) -> None:
+    for path in sorted((CHART / "profiles").glob("*.yaml")):
+        cluster.helm("install", "headway", str(CHART), "--values", str(path), "--dry-run=server")
