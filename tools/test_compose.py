@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = "headway-test"
+PROJECT = os.environ.get("COMPOSE_PROJECT_NAME", "headway-test")
 PREFIX, TAG = os.environ.get("HEADWAY_IMAGE_PREFIX", "headway"), os.environ.get("HEADWAY_TAG", "0.1.0")
 SMALL = {
     "train_dataset.batch_size": 16,
@@ -44,6 +44,7 @@ STEP_TIMEOUT_S = 300.0
 STOP_LIMIT_S = 10.0
 POLL_S = 1.0
 ASK = "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 STARTED_AT = time.monotonic()
 
 
@@ -277,8 +278,8 @@ def mistake(what: str, wrong: Stack, told: str) -> None:
     """`up` says what is wrong, fails, and leaves nothing that is started again and again."""
     with stack(wrong):
         ended = wrong.compose("up", "--detach", "--no-build", "--pull", "missing")
-        said = ended.stdout + ended.stderr + wrong.logs("check")
-        lines = [line.strip() for line in said.splitlines() if told in line]
+        said = ANSI.sub("", ended.stdout + ended.stderr + wrong.logs("check"))
+        lines = [line.strip() for line in said.splitlines() if re.search(told, line)]
         require(ended.returncode != 0, f"{what}: exit 0")
         require(bool(lines), f"{what}: nobody says {told!r}:\n{said}")
         states = [json.loads(line) for line in wrong.compose("ps", "--all", "--format", "json").stdout.splitlines()]
@@ -289,13 +290,13 @@ def mistake(what: str, wrong: Stack, told: str) -> None:
 
 def test_mistakes() -> None:
     """A missing model, a port in use, a machine without GPU."""
-    mistake("no model", Stack({"actor.path": "models/none"}), "bad")
+    mistake("no model", Stack({"actor.path": "models/none"}), "there is no folder models/none")
     mistake("no experiment file", Stack(variables={"HEADWAY_CONFIG": "none.yaml"}), "none.yaml")
     image = f"{PREFIX}/name-resolve:{TAG}"
     other = docker("run", "--detach", "--publish", "127.0.0.1::7000", "--entrypoint", "sleep", image, "600")
     try:
         port = docker("port", other, "7000").rpartition(":")[2]
-        mistake("a port in use", Stack(variables={"HEADWAY_PORT": port}), "port")
+        mistake("a port in use", Stack(variables={"HEADWAY_PORT": port}), "already (in use|allocated)")
     finally:
         docker("rm", "--force", other)
     if "nvidia" in docker("info", "--format", "{{json .Runtimes}}"):

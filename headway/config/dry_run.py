@@ -60,6 +60,7 @@ def dry_run(config: ExperimentConfig) -> Iterator[Finding]:
 
 def _tokenizer(config: ExperimentConfig, ground: Ground) -> Result:
     path = config.tokenizer_path
+    machine.model_folder("tokenizer_path", path)
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -75,8 +76,8 @@ def _tokenizer(config: ExperimentConfig, ground: Ground) -> Result:
 
 
 def _model(config: ExperimentConfig, ground: Ground) -> Result:
-    path = Path(config.actor.path).expanduser()
-    if not path.is_dir():
+    path = machine.model_folder("actor.path", config.actor.path)
+    if path is None:
         return Result(Status.NOTE, f"{config.actor.path} is no folder here: it is fetched from the hub at the start")
     settings = model_settings(path)
     weights = sorted(path.glob("*.safetensors"))

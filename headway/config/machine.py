@@ -38,6 +38,21 @@ class Result(NamedTuple):
     text: str
 
 
+def model_folder(key: str, path: str) -> Path | None:
+    """The folder of a model or tokenizer; None: `path` is an id on the hub, `name` or `organisation/name`.
+
+    Raises:
+        InvalidInput: It can only be a folder, and there is none.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    is_path = folder.is_absolute() or len(folder.parts) > 2 or (len(folder.parts) == 2 and folder.parent.is_dir())
+    if is_path:
+        raise InvalidInput(f"{key}: there is no folder {path}; give a model's folder or its id on the hub")
+    return None
+
+
 def engine(config: ExperimentConfig) -> Result:
     """Whether the engine can be started, and with which flags."""
     servers = f"{config.allocation.num_servers} x"

@@ -1,9 +1,9 @@
 """What `headway up` refuses before it starts anything."""
 
 import socket
-from pathlib import Path
 
 from headway.config import ExperimentConfig
+from headway.config.machine import model_folder
 from headway.errors import InvalidInput
 from headway.launcher.plan import find_etcd
 
@@ -14,9 +14,7 @@ def preflight(config: ExperimentConfig) -> None:
     Raises:
         InvalidInput: With the key, and what to do.
     """
-    model = Path(config.actor.path).expanduser()
-    if not model.is_dir() and not _is_hub_id(model):
-        raise InvalidInput(f"actor.path: there is no folder {model}; give a model's folder or its id on the hub")
+    model_folder("actor.path", config.actor.path)
     port = config.services.controller_http_port
     if port and not _is_free(config.services.host, port):
         raise InvalidInput(
@@ -25,13 +23,6 @@ def preflight(config: ExperimentConfig) -> None:
         )
     if config.cluster.name_resolve.type == "etcd3" and not config.cluster.name_resolve.etcd3_addr:
         find_etcd()
-
-
-def _is_hub_id(path: Path) -> bool:
-    """`name` or `organisation/name`, unless the first part is a folder here."""
-    if path.is_absolute() or len(path.parts) > 2:
-        return False
-    return len(path.parts) == 1 or not path.parent.is_dir()
 
 
 def free_ports(number: int) -> list[int]:
