@@ -29,7 +29,7 @@ MAX_PARTS = 64
 EXACT_DIGITS = 12
 
 
-@reward_function(is_pure=True, typical_s=0.001, imports=("math_verify",))
+@reward_function(is_pure=True, typical_s=0.001, imports=("headway.reward.warm_mathematics",))
 def math(completion: str, **data: Any) -> bool:
     """The final answer (boxed, after `####`, after "answer is", or last) means the same as the reference."""
     reference = reference_answer(data)

@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PREFIX = "services/reward"
 """Where replicas register."""
+scored_item: ContextVar[str] = ContextVar("scored_item", default="")
+"""What the running task scores, e.g. "0/17": it names the items in the status of the reward service."""
 MAX_ITEMS_PER_CALL = 256
 CALLS_PER_REPLICA = 4
 QUEUEING_S = 60.0
@@ -186,7 +189,7 @@ class RewardClient:
             data: The dataset row, JSON-able: keyword arguments of the function.
             prompt_ids: Token ids of the prompt.
             completion_ids: Token ids of the completion.
-            item_id: Names the item in logs and status, e.g. its task.
+            item_id: Names the item in logs and status; default: what `scored_item` says.
             function: A function instead of the one in the experiment file.
             timeout_s: A limit below the one in the experiment file; 0: that one.
 
@@ -195,7 +198,7 @@ class RewardClient:
             RewardFailed: The function failed, declined, or gave no number; or the service refused.
         """
         item = pb.ScoreItem(
-            item_id=item_id or str(next(self._numbers)),
+            item_id=item_id or scored_item.get() or str(next(self._numbers)),
             prompt=prompt,
             completion=completion,
             prompt_ids=_packed(prompt_ids),

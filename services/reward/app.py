@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 from headway.config import ExperimentConfig
 from headway.runtime.grpc_server import serve_grpc
@@ -12,6 +13,7 @@ from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.v1 import reward_pb2_grpc as rpc
 from services.reward.grpc_api import SERVICE, RewardApi
+from services.reward.http_api import serve_http
 from services.reward.plan import plan_of
 from services.reward.pool import Pool, PoolSettings
 from services.reward.scoring import Scoring
@@ -40,28 +42,33 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
     ):
         supervisor.start("reward pool", _raise_failure(pool.crew.failed))
         api = RewardApi(scoring)
-        async with serve_grpc(
-            placement.host,
-            placement.grpc_port,
-            lambda server: rpc.add_RewardServicer_to_server(api, server),
-            [SERVICE],
-        ) as server:
-            ports = {"grpc": server.port}
-            async with _registered(config, placement, ports):
-                yield Running(supervisor, ports)
+        add = partial(rpc.add_RewardServicer_to_server, api)
+        async with (
+            serve_http(scoring, placement.host, placement.http_port) as http_port,
+            serve_grpc(placement.host, placement.grpc_port, add, [SERVICE]) as server,
+        ):
+            running = Running(supervisor, {"grpc": server.port, "http": http_port})
+            async with _registered(config, placement, running.ports, pool.layers):
+                yield running
             await server.set_serving(False)
             await scoring.drain(config.reward.timeout_s + 1)
 
 
 @asynccontextmanager
-async def _registered(config: ExperimentConfig, placement: Placement, ports: Mapping[str, int]) -> AsyncIterator[None]:
+async def _registered(
+    config: ExperimentConfig, placement: Placement, ports: Mapping[str, int], layers: Sequence[str]
+) -> AsyncIterator[None]:
     """Be found through name-resolve while the block runs, where there is one."""
     if not placement.name_resolve:
         yield
         return
     async with NameClient(placement.name_resolve, config.run_name) as names:
-        address = placement.address(ports["grpc"])
-        await names.register(f"services/reward/{placement.instance}", address, metadata={"pid": str(os.getpid())})
+        about = {
+            "http": placement.address(ports["http"]),
+            "pid": str(os.getpid()),
+            "isolation": ", ".join(layers),
+        }
+        await names.register(f"services/reward/{placement.instance}", placement.address(ports["grpc"]), metadata=about)
         yield
 
 

@@ -1,6 +1,6 @@
 """The worker processes: born of the fork server, counted, ended, and born again.
 
-Decides nothing about items. It tells its owner what happens, and keeps `num_workers` workers beside those put aside.
+Decides nothing about items. It tells its owner what happens, and keeps enough workers beside those put aside.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import Unavailable
-from headway.v1 import reward_pb2 as pb
 from services.reward.fork_client import ForkClient, close_all
-from services.reward.queues import Job
-from services.reward.worker_handle import WorkerHandle
+from services.reward.worker_handle import Answer, WorkerHandle
 
 log = logging.getLogger(__name__)
 
 FORK_AGAIN_S = 0.5
+SPARE_TIMES = 3
+"""Workers may be so many times `num_workers`: some are free after they were aside, some have another seal."""
 MAX_RESTARTS = 10
 RESTARTS_WITHIN_S = 60.0
 
@@ -29,7 +29,7 @@ class CrewEvents:
 
     on_ready: Callable[[], None]
     """A worker is free."""
-    on_results: Callable[[WorkerHandle, list[tuple[Job, pb.ScoreResult]]], None]
+    on_results: Callable[[WorkerHandle, list[Answer]], None]
     on_death: Callable[[WorkerHandle], None]
     """A worker has died by itself; it still holds its items."""
     on_all_dead: Callable[[list[WorkerHandle]], None]
@@ -83,19 +83,49 @@ class Crew:
         return sum(worker.num_open for worker in self._workers.values())
 
     @property
+    def num_busy(self) -> int:
+        """Workers that hold items, without those that are aside."""
+        return sum(worker.num_open > 0 and not worker.is_aside for worker in self._workers.values())
+
+    @property
     def aside(self) -> list[WorkerHandle]:
         """Workers that go on with one slow item, oldest first."""
         return [worker for worker in self._workers.values() if worker.is_aside]
 
+    def free_worker(self, seal: str) -> WorkerHandle | None:
+        """A worker that may run functions of this seal; None: one is being made."""
+        free = [worker for worker in self._workers.values() if worker.is_free]
+        for wanted in (seal, ""):
+            for worker in free:
+                if worker.seal == wanted:
+                    worker.seal = seal
+                    return worker
+        if not any(worker.pid == 0 for worker in self._workers.values()):
+            if free and len(self._workers) - len(self.aside) >= SPARE_TIMES * self._num_workers:
+                self.dismiss(free[0])
+            else:
+                self._make()
+        return None
+
+    def take_in(self, worker: WorkerHandle) -> None:
+        """A worker that was aside has finished: it stays, unless it goes last for ever, or there are enough."""
+        if worker.is_last or len(self._workers) - len(self.aside) >= SPARE_TIMES * self._num_workers:
+            self.end(worker)
+        else:
+            worker.is_aside = worker.burns = False
+
     def refill(self) -> None:
-        """Make the workers that are missing."""
+        """Make the workers that are missing: one more than work at a time, so that nothing waits for a fork."""
+        for _ in range(self._num_workers + 1 - len(self._workers) + len(self.aside)):
+            self._make()
+
+    def _make(self) -> None:
         if not self._server.is_running or self._is_stopped:
             return
-        for _ in range(self._num_workers - len(self._workers) + len(self.aside)):
-            self._num_made += 1
-            worker = WorkerHandle(self._num_made, self._events.on_results, self._on_disconnected)
-            self._workers[worker.number] = worker
-            self._run(self._start(worker), f"start worker {worker.number}")
+        self._num_made += 1
+        worker = WorkerHandle(self._num_made, self._events.on_results, self._on_disconnected)
+        self._workers[worker.number] = worker
+        self._run(self._start(worker), f"start worker {worker.number}")
 
     def end(self, worker: WorkerHandle) -> None:
         """End a worker, and make another one."""

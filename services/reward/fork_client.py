@@ -1,11 +1,11 @@
 """The service's side of the fork server: start it, ask for workers, hear which have ended."""
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +31,7 @@ class ForkClient:
         self._on_forked, self._on_not_forked = on_forked, on_not_forked
         self._on_ended, self._on_gone = on_ended, on_gone
         self._control: socket.socket | None = None
+        self._orders: deque[tuple[bytes, Sequence[int]]] = deque()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -70,16 +71,31 @@ class ForkClient:
 
     def fork(self, number: int, descriptors: Sequence[int]) -> None:
         """Ask for a worker that owns these descriptors; they are closed here."""
-        with contextlib.suppress(OSError):
-            if self._control is not None:
-                order = json.dumps({"do": "fork", "number": number}).encode()
-                socket.send_fds(self._control, [order], descriptors)
-        close_all(descriptors)
+        self._order({"do": "fork", "number": number}, descriptors)
 
     def kill(self, pid: int) -> None:
-        with contextlib.suppress(OSError):
-            if self._control is not None:
-                self._control.send(json.dumps({"do": "kill", "pid": pid}).encode())
+        self._order({"do": "kill", "pid": pid})
+
+    def _order(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        self._orders.append((json.dumps(order).encode(), descriptors))
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        """Send what waits; where the fork server is behind, go on when it has caught up."""
+        loop = asyncio.get_running_loop()
+        while self._orders and self._control is not None:
+            packed, descriptors = self._orders[0]
+            try:
+                socket.send_fds(self._control, [packed], descriptors)
+            except BlockingIOError:
+                loop.add_writer(self._control.fileno(), self._send_orders)
+                return
+            except OSError:
+                break  # it is gone; the end of its socket says so too
+            self._orders.popleft()
+            close_all(descriptors)
+        if self._control is not None:
+            loop.remove_writer(self._control.fileno())
 
     def _on_readable(self) -> None:
         while self._control is not None:
@@ -106,8 +122,11 @@ class ForkClient:
     def _close(self) -> None:
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
             self._control.close()
             self._control = None
+        while self._orders:
+            close_all(self._orders.popleft()[1])
 
     async def stop(self) -> None:
         """End the fork server and with it every worker; returns when it is gone."""

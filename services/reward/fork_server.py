@@ -56,9 +56,13 @@ class ForkServer:
                 break
         for pid in list(self._children):
             self._kill(pid)
+            os.waitpid(pid, 0)
 
     def _obey(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._control, MAX_DATAGRAM_BYTES, 2)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, MAX_DATAGRAM_BYTES, 2)
+        except ConnectionResetError:
+            return False
         if not data:
             return False
         order = json.loads(data)

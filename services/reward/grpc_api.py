@@ -11,6 +11,9 @@ from headway.v1 import reward_pb2_grpc as rpc
 from services.reward.scoring import Scoring
 
 SERVICE = "headway.v1.Reward"
+GATHER_WHEN_MISSING = 8
+GATHER_S = 0.004
+"""While so many results are missing, those of some milliseconds travel together."""
 
 
 class RewardApi(rpc.RewardServicer):
@@ -34,6 +37,8 @@ class RewardApi(rpc.RewardServicer):
         try:
             while num_missing:
                 await arrived.wait()
+                if num_missing - len(results) >= GATHER_WHEN_MISSING:
+                    await asyncio.sleep(GATHER_S)
                 arrived.clear()
                 reply = pb.ScoreReply(results=results)
                 num_missing -= len(results)

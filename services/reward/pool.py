@@ -3,13 +3,14 @@
     submit -> [queues] -> a free worker, a chunk at a time -> results
                                |
           every tick: is the current item past its limit?  the worker is killed, the item answered `timeout`
-                      is it much slower than usual, and do others wait?  the worker goes aside: it goes on at low
-                      priority, a fresh one takes its place, the rest of its chunk goes back to the queue
+                      does it burn more CPU than usual, or only wait, while others wait?  the worker steps aside: it
+                      goes on beside another one, the rest of its chunk goes back; it goes last when that takes long,
+                      or when many do it
           a worker died?  its current item is answered, the rest of its chunk goes back to the queue
                       nobody knows of which item?  each of them is run again, alone: a suspect
 
 Guarantees: every submitted item is answered exactly once, at most a tick after its limit counted from its start; at
-most `num_workers` items run at full priority; an item's fate never decides another's result.
+most `num_workers` items run beside those put aside; an item's fate never decides another's result.
 Proved in tests/robustness/test_reward_attacks.py.
 """
 
@@ -27,14 +28,21 @@ from headway.errors import Overloaded, Unavailable
 from headway.v1 import reward_pb2 as pb
 from services.reward.crew import Crew, CrewEvents
 from services.reward.queues import Job, Queue, Queues
-from services.reward.worker_handle import WorkerHandle
+from services.reward.seal import Seal
+from services.reward.worker_handle import Answer, WorkerHandle
 
-TICK_S = 0.004
-SLOW_TIMES_TYPICAL = 5.0
-SLOW_AT_LEAST_S = 0.004
-WAITING_AFTER_S = 0.05
+TICK_S = 0.003
+WAITING_AFTER_S = 0.006
+CHILDREN_AFTER_S = 0.25
+CHILDREN_TIMES_TYPICAL = 5.0
+LONG_TIMES_USUAL = 20.0
+FLOOD_PER_WORKER = 2
+YOUNG_ITEMS = 20
+YOUNG_CPU_S = 0.04
 STALLED_AFTER_S = 30.0
 """A worker that holds items and runs none for so long is broken."""
+ASTRAY_AFTER_S = 0.1
+"""A worker that is so long in an item that was taken back is ended."""
 ASIDE_PER_WORKER = 32
 
 
@@ -137,32 +145,28 @@ class Pool:
 
     def _pump(self) -> None:
         """Give waiting items to free workers. Suspects go first, and alone."""
-        for worker in self.crew.workers:
-            if not worker.is_free:
-                continue
+        while self.crew.num_busy < self.settings.num_workers:
             if self._suspects and self.crew.num_open:
                 break
             function = self._suspects[0].function if self._suspects else self._queues.next_function()
-            if function is None:
+            worker = self.crew.free_worker(self._queues[function].seal) if function is not None else None
+            if function is None or worker is None:
                 break
-            seal = self._queues[function].seal
-            if worker.seal not in ("", seal):
-                self.crew.dismiss(worker)
-                continue
-            worker.seal = seal
             worker.send([self._suspects.popleft()] if self._suspects else self._queues.take(function))
         if self._tick_handle is None and self.crew.num_open:
             self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
-    def _on_results(self, worker: WorkerHandle, answered: list[tuple[Job, pb.ScoreResult]]) -> None:
-        is_spent = worker.is_aside
-        for job, result in answered:
-            if result.status == pb.SCORE_STATUS_KILLED_MEMORY:
-                is_spent = job.killed_its_worker = True
-            self._queues[job.function].measured(result.elapsed_s)
-            self._deliver(job, result, worker.number)
+    def _on_results(self, worker: WorkerHandle, answered: list[Answer]) -> None:
+        is_spent, is_young = False, _is_young(worker)
+        for answer in answered:
+            if answer.result.status == pb.SCORE_STATUS_KILLED_MEMORY:
+                is_spent = answer.job.killed_its_worker = True
+            self._queues[answer.job.function].measured(answer.result.elapsed_s, None if is_young else answer.cpu_s)
+            self._deliver(answer.job, answer.result, worker.number)
         if is_spent:
             self._end(worker)
+        elif worker.is_aside:
+            self.crew.take_in(worker)
         if worker.num_open == 0:
             self._pump()
 
@@ -243,37 +247,56 @@ class Pool:
                 message = f"ran past its limit of {job.limit_s:g} s"
                 self._blame(worker, job, elapsed_s, pb.SCORE_STATUS_TIMEOUT, message)
                 self._end(worker)
-            elif not worker.is_aside and self._is_slow(worker, job, elapsed_s):
-                self._put_aside(worker, job)
+            else:
+                self._watch_slow(worker, job, elapsed_s)
+        self._stem_flood()
         self._pump()
 
     def _check_stalled(self, worker: WorkerHandle) -> None:
-        if worker.stalled_s() > STALLED_AFTER_S:
+        """End a worker that is not at its items: their turn never came, or something is wrong with one of them."""
+        if worker.is_astray() and worker.stalled_s() > ASTRAY_AFTER_S:
+            self._end(worker)
+        elif worker.stalled_s() > STALLED_AFTER_S:
             self._suspects.extend(worker.take_back())
             self._end(worker)
 
-    def _is_slow(self, worker: WorkerHandle, job: Job, elapsed_s: float) -> bool:
-        """Whether others wait for an item that burns more time than usual, or that only waits itself."""
-        if not (self._queues.num_waiting or worker.num_open > 1):
-            return False
-        if len(self.crew.aside) >= ASIDE_PER_WORKER * self.settings.num_workers:
-            return False
-        usual_s = max(SLOW_AT_LEAST_S, SLOW_TIMES_TYPICAL * self._queues[job.function].typical_s)
-        if self.functions[job.function]["is_async"]:
-            usual_s = SLOW_AT_LEAST_S
-        if elapsed_s < usual_s:
-            return False
-        return worker.cpu_of_current_s() > usual_s / 2 or elapsed_s > max(WAITING_AFTER_S, 2 * usual_s)
+    def _watch_slow(self, worker: WorkerHandle, job: Job, elapsed_s: float) -> None:
+        """Put a worker aside whose item burns more CPU than is usual, or only waits, while others wait for a worker."""
+        queue = self._queues[job.function]
+        if not worker.is_aside:
+            others_wait = self._queues.num_waiting > 0 or worker.num_open > 1
+            if not others_wait or len(self.crew.aside) >= ASIDE_PER_WORKER * self.settings.num_workers:
+                return
+            worker.burns = queue.seal != Seal.OPEN and worker.cpu_of_current_s() > _usual_cpu_s(worker, queue)
+            if worker.burns or _only_waits(worker, queue, elapsed_s):
+                worker.is_aside = True
+                self._push_back(worker.take_back(keep=job))
+                self.crew.refill()
+        elif worker.burns and worker.cpu_of_current_s() > LONG_TIMES_USUAL * queue.usual_cpu_s:
+            worker.go_last()
 
-    def _put_aside(self, worker: WorkerHandle, job: Job) -> None:
-        """Let a worker go on with its slow item beside a fresh one; the slower of many slow ones go last."""
-        worker.is_aside = True
-        self._push_back(worker.take_back(keep=job))
-        worker.lower_priority(is_last=False)
-        aside = self.crew.aside
-        if len(aside) > self.settings.num_workers:
-            aside[-1 - self.settings.num_workers].lower_priority(is_last=True)
-        self.crew.refill()
+    def _stem_flood(self) -> None:
+        """A few items that burn may be honest, and share the CPU. Many go last, or they would take it from others."""
+        burning = [worker for worker in self.crew.aside if worker.burns]
+        if len(burning) > FLOOD_PER_WORKER * self.settings.num_workers:
+            for worker in burning:
+                worker.go_last()
+
+
+def _is_young(worker: WorkerHandle) -> bool:
+    """Whether it still pays for memory that it shares with the fork server until it writes to it."""
+    return worker.num_answered <= YOUNG_ITEMS
+
+
+def _usual_cpu_s(worker: WorkerHandle, queue: Queue) -> float:
+    return queue.usual_cpu_s + (YOUNG_CPU_S if _is_young(worker) else 0.0)
+
+
+def _only_waits(worker: WorkerHandle, queue: Queue, elapsed_s: float) -> bool:
+    """Whether an item keeps its worker without computing in it."""
+    if queue.seal == Seal.OPEN:  # its children compute
+        return elapsed_s > max(CHILDREN_AFTER_S, CHILDREN_TIMES_TYPICAL * queue.typical_s)
+    return elapsed_s > WAITING_AFTER_S and worker.is_sleeping()
 
 
 def cause_of_death(wait_status: int | None) -> "tuple[pb.ScoreStatus.ValueType, str]":

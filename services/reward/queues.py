@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 
 from headway.v1 import reward_pb2 as pb
 
-CHUNK_S = 0.005
+CHUNK_S = 0.02
 TINY_CHUNK_S = 0.0005
 MAX_CHUNK = 64
 SMOOTHING = 0.05
+SHARE_ABOVE = 0.02
+"""How many of the items may need more CPU than is called usual."""
+QUANTILE_STEP = 0.1
+USUAL_TIMES_TYPICAL = 5.0
+LEAST_USUAL_S = 0.004
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +52,22 @@ class Queue:
     seal: str = ""
     """What a worker must have settled for to run these."""
     jobs: deque[Job] = field(default_factory=deque)
+    _usual_cpu_s: float = 0.0
 
-    def measured(self, elapsed_s: float) -> None:
-        """Learn from an item that ended by itself."""
+    def __post_init__(self) -> None:
+        self._usual_cpu_s = USUAL_TIMES_TYPICAL * self.typical_s
+
+    def measured(self, elapsed_s: float, cpu_s: float | None) -> None:
+        """Learn from an item that ended by itself; without `cpu_s` where that says nothing about the next ones."""
         self.typical_s += SMOOTHING * (elapsed_s - self.typical_s)
+        if cpu_s is not None:
+            step = 1 if cpu_s > self._usual_cpu_s else -SHARE_ABOVE / (1 - SHARE_ABOVE)
+            self._usual_cpu_s *= 1 + QUANTILE_STEP * step
+
+    @property
+    def usual_cpu_s(self) -> float:
+        """CPU seconds that all but a few of the items need."""
+        return max(self._usual_cpu_s, LEAST_USUAL_S)
 
     def chunk_size(self, num_workers: int) -> int:
         """How many items to send at once, when `num_workers` share the queue."""

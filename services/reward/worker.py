@@ -1,7 +1,7 @@
 """The inside of a worker: read chunks of items, run them one after another, write results.
 
 Runs in a forked child. It is blocking on purpose: nothing else has to happen here, and the service kills what hangs.
-A result that the service has not yet seen is at most a millisecond old when the next item starts.
+A result that the service has not yet seen is at most FLUSH_AFTER_S old when the next item starts.
 """
 
 import os
@@ -21,9 +21,9 @@ from headway.reward.evaluate import Evaluator
 from headway.reward.outcome import Outcome, ScoreStatus
 from headway.v1 import reward_pb2 as pb
 from services.reward.seal import close, seal_of
-from services.reward.wire import CHUNK, STATUS_TO_WIRE, ProgressPage, pack_result, unpack_jobs
+from services.reward.wire import CHUNK, STATUS_TO_WIRE, ProgressPage, Result, pack_result, unpack_jobs
 
-FLUSH_AFTER_S = 0.001
+FLUSH_AFTER_S = 0.004
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,14 @@ def _run_chunk(
     ready = bytearray()
     flushed = time.monotonic()
     for index, (name, item) in enumerate(jobs):
-        page.enter(chunk_id, index)
-        started = time.monotonic()
+        if page.should_leave(chunk_id):
+            break
+        started, cpu_before_s = time.monotonic(), time.process_time()
+        page.enter(chunk_id, index, started, cpu_before_s)
         outcome = _run_one(name, item, evaluators)
-        now = time.monotonic()
+        now, cpu_s = time.monotonic(), time.process_time() - cpu_before_s
         page.leave()
-        ready += pack_result(chunk_id, index, _packed(outcome, now - started))
+        ready += pack_result(Result(chunk_id, index, cpu_s, _packed(outcome, now - started)))
         if outcome.status is ScoreStatus.KILLED_MEMORY:
             connection.sendall(ready)
             return False

@@ -6,6 +6,8 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from google.protobuf.message import DecodeError
@@ -14,27 +16,38 @@ from headway.v1 import reward_pb2 as pb
 from services.reward.queues import Job
 from services.reward.wire import BadFrame, Chunk, ProgressPage, ResultReader, pack_chunk
 
-NICE = 15
-IDLE_POLICY = getattr(os, "SCHED_IDLE", None)
+LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An item with its result."""
+
+    job: Job
+    result: pb.ScoreResult
+    cpu_s: float
 
 
 class WorkerHandle(asyncio.Protocol):
     """One worker process.
 
-    Callbacks: `on_results(worker, [(job, result), ...])` for answered items; `on_lost(worker)` when its connection ends
-    without having been asked to.
+    Callbacks: `on_results(worker, answers)`; `on_lost(worker)` when its connection ends without having been asked to.
     """
 
     def __init__(
         self,
         number: int,
-        on_results: Callable[["WorkerHandle", list[tuple[Job, pb.ScoreResult]]], None],
+        on_results: Callable[["WorkerHandle", list["Answer"]], None],
         on_lost: Callable[["WorkerHandle"], None],
     ) -> None:
         self.number = number
         self.pid = 0
         self.seal = ""
         """What it has settled for; empty: it has not run anything yet."""
+        self.burns = False
+        """Its item was put aside because it computes, and not because it waits."""
+        self.is_last = False
+        """It runs at the lowest priority, for good."""
         self.is_aside = False
         """Runs one slow item, while another worker has taken its place."""
         self.wait_status: int | None = None
@@ -47,9 +60,8 @@ class WorkerHandle(asyncio.Protocol):
         self._chunk: list[Job | None] = []
         self._chunk_id = 0
         self._num_open = 0
+        self.num_answered = 0
         self._sent_at = 0.0
-        self._watched: tuple[int, int] | None = None
-        self._watched_cpu_s = 0.0
 
     async def open(self) -> tuple[int, int]:
         """Connect this side; returns the descriptors for the worker, which the caller closes."""
@@ -63,12 +75,13 @@ class WorkerHandle(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         answered = []
         try:
-            for chunk_id, index, packed in self._reader.feed(data):
-                job = self._answered(chunk_id, index)
+            for result in self._reader.feed(data):
+                job = self._answered(result.chunk_id, result.index)
                 if job is not None:
-                    answered.append((job, pb.ScoreResult.FromString(packed)))
+                    answered.append(Answer(job, pb.ScoreResult.FromString(result.packed), result.cpu_s))
         except (BadFrame, DecodeError):
             self._abort()
+        self.num_answered += len(answered)
         if answered:
             self._on_results(self, answered)
 
@@ -103,27 +116,35 @@ class WorkerHandle(asyncio.Protocol):
         self._transport.write(pack_chunk(chunk))
 
     def stalled_s(self) -> float:
-        """How long it has been in no item since it was given some, seconds."""
-        return time.monotonic() - max(self._sent_at, self._page.changed_at())
+        """How long it has not been at any of its items, seconds: in none, or still in one that was taken back."""
+        return time.monotonic() - (self._sent_at if self._page.read() else max(self._sent_at, self._page.changed_at()))
+
+    def is_astray(self) -> bool:
+        """Whether it is in an item that was taken back: it had begun it just then."""
+        return self._page.read() is not None and self.current() is None
 
     def current(self) -> tuple[Job, float] | None:
         """The item that runs now, and for how long, seconds; None: it is between items."""
         progress = self._page.read()
-        if progress is None or progress[0] != self._chunk_id or progress[1] >= len(self._chunk):
+        if progress is None or progress.chunk_id != self._chunk_id or progress.index >= len(self._chunk):
             return None
-        job = self._chunk[progress[1]]
-        return None if job is None else (job, time.monotonic() - progress[2])
+        job = self._chunk[progress.index]
+        return None if job is None else (job, time.monotonic() - progress.started)
 
     def cpu_of_current_s(self) -> float:
-        """CPU seconds that the current item has used since this was first asked for it."""
+        """CPU seconds that the current item has used."""
         progress = self._page.read()
-        position = progress[:2] if progress else None
         with suppress(OSError):
             used_s = time.clock_gettime((~self.pid << 3) | 2)  # the process's CPU clock: clock_getcpuclockid(3)
-            if position != self._watched:
-                self._watched, self._watched_cpu_s = position, used_s
-            return used_s - self._watched_cpu_s
+            return used_s - progress.cpu_before_s if progress is not None else 0.0
         return 0.0
+
+    def is_sleeping(self) -> bool:
+        """Whether it waits for something that is no CPU."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+        except (OSError, IndexError):
+            return False
 
     def take(self, job: Job) -> None:
         """Consider this item answered, where it is one of this worker's."""
@@ -140,15 +161,16 @@ class WorkerHandle(asyncio.Protocol):
         open_jobs = [job for job in self.open_jobs() if job is not keep]
         self._chunk = [job if job is keep else None for job in self._chunk]
         self._num_open = int(keep is not None)
+        if open_jobs and not self.is_closed:
+            self._page.ask_to_leave(self._chunk_id)
         return open_jobs
 
-    def lower_priority(self, is_last: bool) -> None:
-        """Let others go first; `is_last`: only use what nobody else wants."""
-        with suppress(OSError):
-            if is_last and IDLE_POLICY is not None:
-                os.sched_setscheduler(self.pid, IDLE_POLICY, os.sched_param(0))
-            else:
-                os.setpriority(os.PRIO_PROCESS, self.pid, NICE)
+    def go_last(self) -> None:
+        """Let every other worker, and whoever else computes here, go first. Cannot be taken back without privileges."""
+        if not self.is_last:
+            self.is_last = True
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self.pid, LOWEST_PRIORITY)
 
     def close(self) -> None:
         """Forget the worker; killing it is the fork server's."""

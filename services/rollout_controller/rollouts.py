@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from headway.core.trajectory import Group, Outcome, Trajectory
+from headway.runtime.rewards import scored_item
 from headway.runtime.wire import group_to_wire
 from headway.v1 import types_pb2 as pb
 from headway.workflow.api import InferenceEngine, ModelRequest, ModelResponse, RewardFunction, RolloutWorkflow
@@ -130,6 +131,7 @@ class GroupRunner:
         loop = asyncio.get_running_loop()
         activity = Activity(loop.time, last_at=loop.time())
         _activity.set(activity)
+        scored_item.set(task.task_id)
         began, samples = loop.time(), num_samples or self._num_samples
         try:
             trajectories = await self._within_limit(task, activity, samples)

@@ -12,12 +12,12 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from headway.config import load_experiment
 from headway.errors import Overloaded, TimedOut, Unavailable
 from headway.runtime.grpc_client import connect, translating
-from headway.runtime.rewards import RewardClient
+from headway.runtime.rewards import RewardClient, scored_item
 from headway.runtime.service import Placement
 from headway.v1 import reward_pb2 as pb
 from headway.v1 import reward_pb2_grpc as rpc
@@ -247,6 +247,25 @@ async def test_the_status_names_the_isolation_layers(tmp_path: Path) -> None:
     assert known["math"].is_pure
     assert known["math"].summary.startswith("The final answer")
     assert not known["code"].is_pure
+
+
+async def test_people_see_the_status_and_prometheus_the_metrics(tmp_path: Path) -> None:
+    (tmp_path / "foreign_operation.py").write_text(FOREIGN)
+    path = tmp_path / "experiment.yaml"
+    path.write_text("experiment_name: e\ntrial_name: t\nactor: {ppo_n_minibatches: 1}\nreward: {function: exact}\n")
+    async with run(load_experiment(path), Placement(run_dir=tmp_path)) as running, ClientSession() as http:
+        base = f"http://127.0.0.1:{running.ports['http']}"
+        async with RewardClient(addresses=[f"127.0.0.1:{running.ports['grpc']}"]) as client:
+            scored_item.set("3/17")
+            assert await client.score("1", data={"answer": "1"}) == 1.0
+        status = await (await http.get(f"{base}/v1/status")).json()
+        metrics = await (await http.get(f"{base}/metrics")).text()
+        assert (await http.get(f"{base}/health")).status == 200
+    assert status["isolation"] == list(layers().active)
+    assert [item["item_id"] for item in status["slowest"]] == ["3/17"]
+    assert 'headway_reward_items_total{status="ok"} 1.0' in metrics
+    assert 'headway_reward_slowest_seconds{function="exact",item="3/17"}' in metrics
+    assert "headway_reward_isolation_info" in metrics
 
 
 async def test_a_judge_is_asked_through_the_service(tmp_path: Path) -> None:
