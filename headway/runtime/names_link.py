@@ -17,6 +17,7 @@ import grpc
 
 from headway.errors import InvalidInput, TimedOut, Unavailable
 from headway.runtime.grpc_client import connect, translating
+from headway.runtime.names_session import Session
 from headway.v1.name_resolve_pb2_grpc import NameResolveStub
 
 if TYPE_CHECKING:  # in the type stubs only
@@ -67,13 +68,17 @@ class Link:
             raise InvalidInput("the address of name-resolve is missing: host:port[,host:port]")
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[NameResolveAsyncStub] = []
+        self._sessions: list[Session] = []
         self._current = random.randrange(len(self._addresses))
 
     async def open(self) -> None:
         self._channels = [connect(address) for address in self._addresses]
         self._stubs = [NameResolveStub(channel) for channel in self._channels]
+        self._sessions = [Session(stub) for stub in self._stubs]
 
     async def close(self) -> None:
+        for session in self._sessions:
+            await session.close()
         for channel in self._channels:
             await channel.close()
 
@@ -89,12 +94,12 @@ class Link:
         if self.stub is stub:
             self._current = (self._current + 1) % len(self._stubs)
 
-    async def call(self, what: str, make: Callable[[NameResolveAsyncStub, float], Awaitable[T]], timeout_s: float) -> T:
+    async def call(self, what: str, make: Callable[[Session, float], Awaitable[T]], timeout_s: float) -> T:
         """Make a call until it is answered.
 
         Args:
             what: For the error's message.
-            make: Makes the call, given the replica and the time for this attempt.
+            make: Makes the call, given the session with a replica and the time for this attempt.
             timeout_s: For all attempts together, seconds.
 
         Raises:
@@ -106,7 +111,7 @@ class Link:
             stub = self.stub
             try:
                 with translating(f"{what} at name-resolve {self._addresses[self._current]}"):
-                    return await make(stub, max(0.05, min(ATTEMPT_S, deadline - clock())))
+                    return await make(self._sessions[self._current], max(0.05, min(ATTEMPT_S, deadline - clock())))
             except (Unavailable, TimedOut):
                 pause_s = backoff.next_s()
                 if clock() + pause_s > deadline:

@@ -683,3 +683,164 @@ class CampaignReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CampaignReply: _TypeAlias = CampaignReply  # noqa: Y015
+
+@_typing.final
+class SessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionCall]: ...
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___SessionCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REGISTER_FIELD_NUMBER: _builtins.int
+    DEREGISTER_FIELD_NUMBER: _builtins.int
+    RESOLVE_FIELD_NUMBER: _builtins.int
+    PUBLISH_VERSION_FIELD_NUMBER: _builtins.int
+    GET_VERSION_FIELD_NUMBER: _builtins.int
+    LIST_VERSIONS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Chosen by the caller, unique in the session."""
+    @_builtins.property
+    def register(self) -> Global___RegisterRequest: ...
+    @_builtins.property
+    def deregister(self) -> Global___DeregisterRequest: ...
+    @_builtins.property
+    def resolve(self) -> Global___ResolveRequest: ...
+    @_builtins.property
+    def publish_version(self) -> Global___PublishVersionRequest: ...
+    @_builtins.property
+    def get_version(self) -> Global___GetVersionRequest: ...
+    @_builtins.property
+    def list_versions(self) -> Global___ListVersionsRequest: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        register: Global___RegisterRequest | None = ...,
+        deregister: Global___DeregisterRequest | None = ...,
+        resolve: Global___ResolveRequest | None = ...,
+        publish_version: Global___PublishVersionRequest | None = ...,
+        get_version: Global___GetVersionRequest | None = ...,
+        list_versions: Global___ListVersionsRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deregister", b"deregister", "get_version", b"get_version", "list_versions", b"list_versions", "publish_version", b"publish_version", "register", b"register", "request", b"request", "resolve", b"resolve"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deregister", b"deregister", "get_version", b"get_version", "id", b"id", "list_versions", b"list_versions", "publish_version", b"publish_version", "register", b"register", "request", b"request", "resolve", b"resolve"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["register", "deregister", "resolve", "publish_version", "get_version", "list_versions"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___SessionCall: _TypeAlias = SessionCall  # noqa: Y015
+
+@_typing.final
+class SessionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___SessionAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionReply: _TypeAlias = SessionReply  # noqa: Y015
+
+@_typing.final
+class SessionAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REGISTER_FIELD_NUMBER: _builtins.int
+    DEREGISTER_FIELD_NUMBER: _builtins.int
+    RESOLVE_FIELD_NUMBER: _builtins.int
+    PUBLISH_VERSION_FIELD_NUMBER: _builtins.int
+    GET_VERSION_FIELD_NUMBER: _builtins.int
+    LIST_VERSIONS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the call."""
+    @_builtins.property
+    def register(self) -> Global___RegisterReply: ...
+    @_builtins.property
+    def deregister(self) -> Global___DeregisterReply: ...
+    @_builtins.property
+    def resolve(self) -> Global___ResolveReply: ...
+    @_builtins.property
+    def publish_version(self) -> Global___PublishVersionReply: ...
+    @_builtins.property
+    def get_version(self) -> Global___VersionRecord: ...
+    @_builtins.property
+    def list_versions(self) -> Global___ListVersionsReply: ...
+    @_builtins.property
+    def error(self) -> Global___SessionError:
+        """The status that the call by itself would have ended with."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        register: Global___RegisterReply | None = ...,
+        deregister: Global___DeregisterReply | None = ...,
+        resolve: Global___ResolveReply | None = ...,
+        publish_version: Global___PublishVersionReply | None = ...,
+        get_version: Global___VersionRecord | None = ...,
+        list_versions: Global___ListVersionsReply | None = ...,
+        error: Global___SessionError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "deregister", b"deregister", "error", b"error", "get_version", b"get_version", "list_versions", b"list_versions", "publish_version", b"publish_version", "register", b"register", "resolve", b"resolve"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "deregister", b"deregister", "error", b"error", "get_version", b"get_version", "id", b"id", "list_versions", b"list_versions", "publish_version", b"publish_version", "register", b"register", "resolve", b"resolve"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["register", "deregister", "resolve", "publish_version", "get_version", "list_versions", "error"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___SessionAnswer: _TypeAlias = SessionAnswer  # noqa: Y015
+
+@_typing.final
+class SessionError(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """Name of the gRPC status: "NOT_FOUND"."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionError: _TypeAlias = SessionError  # noqa: Y015

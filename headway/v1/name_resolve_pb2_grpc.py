@@ -84,6 +84,11 @@ class NameResolveStub:
                 request_serializer=headway_dot_v1_dot_name__resolve__pb2.CampaignRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_name__resolve__pb2.CampaignReply.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/headway.v1.NameResolve/Session',
+                request_serializer=headway_dot_v1_dot_name__resolve__pb2.SessionRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_name__resolve__pb2.SessionReply.FromString,
+                _registered_method=True)
 
 
 class NameResolveServicer:
@@ -166,6 +171,14 @@ class NameResolveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Session(self, request_iterator, context):
+        """The calls that are not streams, many over one stream: a call takes half the time, and calls that come together travel
+        together. Answers come as they are ready, in any order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NameResolveServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -218,6 +231,11 @@ def add_NameResolveServicer_to_server(servicer, server):
                     servicer.Campaign,
                     request_deserializer=headway_dot_v1_dot_name__resolve__pb2.CampaignRequest.FromString,
                     response_serializer=headway_dot_v1_dot_name__resolve__pb2.CampaignReply.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=headway_dot_v1_dot_name__resolve__pb2.SessionRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_name__resolve__pb2.SessionReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -490,6 +508,33 @@ class NameResolve:
             '/headway.v1.NameResolve/Campaign',
             headway_dot_v1_dot_name__resolve__pb2.CampaignRequest.SerializeToString,
             headway_dot_v1_dot_name__resolve__pb2.CampaignReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headway.v1.NameResolve/Session',
+            headway_dot_v1_dot_name__resolve__pb2.SessionRequest.SerializeToString,
+            headway_dot_v1_dot_name__resolve__pb2.SessionReply.FromString,
             options,
             channel_credentials,
             insecure,

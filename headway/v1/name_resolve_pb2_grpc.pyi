@@ -66,6 +66,10 @@ class NameResolveStub:
     candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
     Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
     """
+    Session: _grpc.StreamStreamMultiCallable[_name_resolve_pb2.SessionRequest, _name_resolve_pb2.SessionReply]
+    """The calls that are not streams, many over one stream: a call takes half the time, and calls that come together travel
+    together. Answers come as they are ready, in any order.
+    """
 
 @_typing.type_check_only
 class NameResolveAsyncStub(NameResolveStub):
@@ -101,6 +105,10 @@ class NameResolveAsyncStub(NameResolveStub):
     """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream, and as long as the
     candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
     Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
+    """
+    Session: _aio.StreamStreamMultiCallable[_name_resolve_pb2.SessionRequest, _name_resolve_pb2.SessionReply]  # type: ignore[assignment]
+    """The calls that are not streams, many over one stream: a call takes half the time, and calls that come together travel
+    together. Answers come as they are ready, in any order.
     """
 
 class NameResolveServicer(metaclass=_abc_1.ABCMeta):
@@ -194,6 +202,16 @@ class NameResolveServicer(metaclass=_abc_1.ABCMeta):
         """Stand for leadership: one reply when waiting, one when elected. Leadership lasts as long as the stream, and as long as the
         candidate keeps the lease named in the replies alive with KeepAlive. A stream that the candidate ends gives it up at once.
         Errors: NOT_FOUND when the lease has lapsed: stand again, under a new token.
+        """
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_name_resolve_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_name_resolve_pb2.SessionReply], _abc.AsyncIterator[_name_resolve_pb2.SessionReply]]:
+        """The calls that are not streams, many over one stream: a call takes half the time, and calls that come together travel
+        together. Answers come as they are ready, in any order.
         """
 
 def add_NameResolveServicer_to_server(servicer: NameResolveServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

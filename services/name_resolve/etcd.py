@@ -72,6 +72,8 @@ WRITE_S = 3.0
 BACKOFF_S = (0.05, 1.0)
 MAX_READS_TOGETHER = 60
 """Of at most two keys each: etcd refuses more than 128 operations in a transaction."""
+MAX_READERS = 2
+"""Read requests under way at once; a second one, so that a slow one does not hold up everybody."""
 PUT, DELETE = 0, 1
 CHANNEL_OPTIONS = [
     ("grpc.lb_policy_name", "round_robin"),
@@ -145,7 +147,8 @@ class EtcdStore:
         self._members: list[Member] = []
         self._current = 0
         self._reads: list[Read] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._num_alone = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Store]:
@@ -159,13 +162,19 @@ class EtcdStore:
             self._members.clear()
 
     async def get(self, *keys: str) -> View:
-        """See `Store.get`; the first caller of a turn of the loop takes the later ones with it."""
+        """See `Store.get`; what comes while a request is under way goes together with the next one."""
+        if not self._num_alone and not self._readers:
+            self._num_alone += 1
+            try:
+                return await self._get_keys(keys)
+            finally:
+                self._num_alone -= 1
         future: asyncio.Future[View] = asyncio.get_running_loop().create_future()
         self._reads.append((keys, future))
-        if len(self._reads) == 1:
+        if len(self._readers) < MAX_READERS:
             task = asyncio.create_task(self._read_together(), name="etcd reads")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._readers.add(task)
+            task.add_done_callback(self._readers.discard)
         return await future
 
     async def below(self, prefix: str) -> View:
@@ -254,15 +263,15 @@ class EtcdStore:
         raise Unavailable(f"{member.endpoint} closed the watch")
 
     async def _read_together(self) -> None:
-        """Answer every read that came in this turn of the loop, with as few requests as etcd takes."""
-        reads, self._reads = self._reads, []
-        for start in range(0, len(reads), MAX_READS_TOGETHER):
-            await self._answer(reads[start : start + MAX_READS_TOGETHER])
+        """Answer reads until there are none: each request takes all that have come, and begins after they came."""
+        while self._reads:
+            together, self._reads = self._reads[:MAX_READS_TOGETHER], self._reads[MAX_READS_TOGETHER:]
+            await self._answer(together)
 
     async def _answer(self, reads: Sequence[Read]) -> None:
         keys = list({key for wanted, _ in reads for key in wanted})
         try:
-            view = await (self._get_one(keys[0]) if len(keys) == 1 else self._get_many(keys))
+            view = await self._get_keys(keys)
         except HeadwayError as error:
             for _, future in reads:
                 if not future.done():
@@ -273,6 +282,9 @@ class EtcdStore:
             if not future.done():
                 found = tuple(by_key[key] for key in wanted if key in by_key)
                 future.set_result(View(found, view.revision))
+
+    async def _get_keys(self, keys: Sequence[str]) -> View:
+        return await (self._get_one(keys[0]) if len(keys) == 1 else self._get_many(keys))
 
     async def _get_one(self, key: str, revision: int = 0) -> View:
         reply = await self._read(f"read {key}", lambda member: member.kv.get(key, revision=revision, timeout=ATTEMPT_S))

@@ -18,6 +18,33 @@ from services.name_resolve.keys import ROOT
 from services.name_resolve.store import Changes, News, Store, View
 
 NUM_REMEMBERED = 4096
+MAX_PREFIXES = 4
+"""Of which the changes in one batch are kept sorted out."""
+
+
+class Batch:
+    """Changes that came together, sorted out once for all who follow the same prefix."""
+
+    def __init__(self, news: Changes) -> None:
+        self.revision = news.revision
+        self._news = news
+        self._first = news.changes[0].revision
+        self._below: dict[str, Changes] = {}
+
+    def below(self, prefix: str, after: int) -> Changes:
+        """The changes below a prefix and after a revision."""
+        if after >= self._first:
+            return self._sorted_out(prefix, after)
+        found = self._below.get(prefix)
+        if found is None:
+            found = self._sorted_out(prefix, after)
+            if len(self._below) < MAX_PREFIXES:
+                self._below[prefix] = found
+        return found
+
+    def _sorted_out(self, prefix: str, after: int) -> Changes:
+        matching = [c for c in self._news.changes if c.revision > after and c.key.startswith(prefix)]
+        return Changes(tuple(matching), self.revision)
 
 
 class Feed:
@@ -25,7 +52,7 @@ class Feed:
 
     def __init__(self, store: Store, num_remembered: int = NUM_REMEMBERED) -> None:
         self._store = store
-        self._news: deque[Changes] = deque(maxlen=num_remembered)
+        self._news: deque[Batch] = deque(maxlen=num_remembered)
         self._num_seen = 0
         self._known_after = 0
         """What is remembered is complete after this revision."""
@@ -78,13 +105,11 @@ class Feed:
             if position == self._num_seen:
                 await self._changed.wait()
                 continue
-            news = self._news[position - oldest]
-            matching = tuple(
-                change for change in news.changes if change.revision > after and change.key.startswith(prefix)
-            )
-            position, after = position + 1, max(after, news.revision)
-            if matching:
-                yield Changes(matching, news.revision)
+            news = self._news[position - oldest].below(prefix, after)
+            position += 1
+            if news.changes:
+                yield news
+            after = max(after, news.revision)
 
     def _position_after(self, revision: int) -> int:
         """Index, in all news ever seen, of the first that is not wholly before or at a revision."""
@@ -104,5 +129,5 @@ class Feed:
             return
         if len(self._news) == self._news.maxlen:
             self._known_after = self._news[0].revision
-        self._news.append(news)
+        self._news.append(Batch(news))
         self._num_seen += 1

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -22,6 +23,7 @@ from services.name_resolve.elections import Elections, Standing
 from services.name_resolve.feed import Feed
 from services.name_resolve.keys import NAMES, VERSIONS, Record, name_of, published_of, record_of
 from services.name_resolve.names import Names
+from services.name_resolve.session import Calls, Handler
 from services.name_resolve.store import Change, Changes, Item, Store, View
 from services.name_resolve.versions import Versions
 
@@ -44,10 +46,21 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
         self._waits = waits
         self._open_campaigns: set[int] = set()
         self._closing = asyncio.Event()
+        self._sessions: set[Calls] = set()
+        self._handlers: dict[str, Handler] = {
+            "register": self.Register,
+            "deregister": self.Deregister,
+            "resolve": self.Resolve,
+            "publish_version": self.PublishVersion,
+            "get_version": self.GetVersion,
+            "list_versions": self.ListVersions,
+        }
 
     async def close(self) -> None:
         """End the streams that the feed does not end, and give the leases of open campaigns back."""
         self._closing.set()
+        for calls in self._sessions:
+            calls.close()
         await asyncio.gather(
             *(self._names.revoke(lease_id) for lease_id in self._open_campaigns), return_exceptions=True
         )
@@ -131,7 +144,7 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
                 published = published_of(item)
                 if (last is None or published.version > last) and published.sequence != seen:
                     has_gap = bool(seen) and published.sequence != seen + 1
-                    yield pb.WatchVersionReply(record=_version(item), has_gap=has_gap, revision=item.revision)
+                    yield _version_news(item, has_gap)
                     seen, last = published.sequence, published.version
 
     async def Campaign(self, request: pb.CampaignRequest, context: "Context") -> AsyncIterator[pb.CampaignReply]:
@@ -151,6 +164,21 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
         finally:
             self._open_campaigns.discard(lease_id)
             self._supervisor.start(f"give up {request.name}", self._names.revoke(lease_id))
+
+    async def Session(
+        self, requests: AsyncIterator[pb.SessionRequest], context: "Context"
+    ) -> AsyncIterator[pb.SessionReply]:
+        """Waits for: calls that are done, or this replica to close."""
+        calls = Calls(self._handlers, context)
+        self._sessions.add(calls)
+        try:
+            async with calls.taken_from(requests):
+                while answers := await calls.next_answers():
+                    yield pb.SessionReply(answers=answers)
+                if self._closing.is_set():
+                    raise Unavailable(CLOSING)
+        finally:
+            self._sessions.discard(calls)
 
 
 def _entries(view: View) -> list[pb.Entry]:
@@ -180,6 +208,12 @@ def _change(change: Change) -> pb.Change:
     if change.item is None:
         return pb.Change(removed=name_of(NAMES, change.key))
     return pb.Change(put=_entry(change.item))
+
+
+@lru_cache(maxsize=256)
+def _version_news(item: Item, has_gap: bool) -> pb.WatchVersionReply:
+    """Made once for all who watch."""
+    return pb.WatchVersionReply(record=_version(item), has_gap=has_gap, revision=item.revision)
 
 
 def _version(item: Item) -> pb.VersionRecord:

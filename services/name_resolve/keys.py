@@ -8,6 +8,7 @@ Values are JSON, so that `etcdctl get --prefix /headway` is readable.
 """
 
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -96,6 +97,7 @@ def record_of(item: Item) -> Record:
     return Record(**_fields(item))
 
 
+@lru_cache(maxsize=256)
 def published_of(item: Item) -> Published:
     return Published(**_fields(item))
 

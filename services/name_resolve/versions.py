@@ -2,9 +2,9 @@
 
     publish(run, version, manifest, token)
 
-    reads    together the run's version V, and the last leadership L of `run`/leader/trainer
+    knows    the run's version V, and the last leadership L of `run`/leader/trainer
     refuses  unless token = L's token (or, where nobody ever led, >= V's token), and version > V
-    writes   if neither V nor L has changed meanwhile; else from the start
+    writes   if neither V nor L has changed meanwhile; else from the start, knowing better
 
 Guarantee: versions of a run only grow, so that one (term, step) names one manifest for ever; and a leader's publication
 takes effect only while no later leader has been elected, however long the call was under way.
@@ -13,9 +13,10 @@ takes effect only while no later leader has been elected, however long the call 
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from headway.core.version import PolicyVersion
-from headway.errors import InvalidInput, NotFound, StaleVersion
+from headway.errors import HeadwayError, InvalidInput, NotFound, StaleVersion
 from services.name_resolve.feed import Feed
 from services.name_resolve.keys import (
     TERMS,
@@ -29,7 +30,39 @@ from services.name_resolve.keys import (
     published_of,
     to_bytes,
 )
-from services.name_resolve.store import Item, Put, Store, Unchanged, View
+from services.name_resolve.store import Guard, Item, Put, Store, Unchanged, View
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was seen at one moment of a run's version and of its last leadership."""
+
+    run: str
+    items: dict[str, Item]
+
+    @property
+    def key(self) -> str:
+        return key_of(VERSIONS, self.run)
+
+    @property
+    def term_key(self) -> str:
+        return key_of(TERMS, f"{self.run}/{TRAINER_OFFICE}")
+
+    def published(self) -> Published | None:
+        return published_of(self.items[self.key]) if self.key in self.items else None
+
+    def leadership(self) -> Leadership | None:
+        return leadership_of(self.items[self.term_key]) if self.term_key in self.items else None
+
+    def guards(self) -> list[Guard]:
+        """Hold while nothing has changed since."""
+        return [
+            Unchanged(key, self.items[key].revision if key in self.items else 0) for key in (self.key, self.term_key)
+        ]
+
+    def after(self, value: bytes, revision: int) -> "Known":
+        """What is known after a version was written."""
+        return Known(self.run, {**self.items, self.key: Item(self.key, value, revision, revision)})
 
 
 class Versions:
@@ -39,6 +72,8 @@ class Versions:
         self._store = store
         self._feed = feed
         self._wall_clock = wall_clock
+        self._recent = Known("", {})
+        """After the last publication here: the next one need not read; the guards notice if it should have."""
 
     async def publish(self, run: str, version: PolicyVersion, manifest_sha256: str, fencing_token: int) -> int:
         """Make a version the current one; the revision. The same publication again is no error.
@@ -47,21 +82,31 @@ class Versions:
             StaleVersion: A later version or a later leader exists; the message names it.
         """
         _check(version, manifest_sha256)
-        key, term_key = key_of(VERSIONS, clean(run)), key_of(TERMS, f"{clean(run)}/{TRAINER_OFFICE}")
+        run = clean(run)
         wanted = (version, manifest_sha256, fencing_token)
+        known = self._recent if self._recent.run == run else await self._read(run)
         while True:
-            items = {item.key: item for item in (await self._store.get(key, term_key)).items}
-            current = published_of(items[key]) if key in items else None
+            current, leadership = known.published(), known.leadership()
             if current and (current.version, current.manifest_sha256, current.fencing_token) == wanted:
-                return items[key].revision
-            leadership = leadership_of(items[term_key]) if term_key in items else None
-            _check_token(run, fencing_token, version, leadership, current)
-            _check_newer(run, version, manifest_sha256, current)
-            record = self._record(version, manifest_sha256, fencing_token, current)
-            guards = [Unchanged(key, items[key].revision if key in items else 0) for key in (key, term_key)]
-            outcome = await self._store.transact(guards, [Put(key, to_bytes(record))])
+                return known.items[known.key].revision
+            try:
+                _check_token(run, fencing_token, version, leadership, current)
+                _check_newer(run, version, manifest_sha256, current)
+            except HeadwayError:
+                if known is not self._recent:
+                    raise
+                known = await self._read(run)
+                continue
+            value = to_bytes(self._record(version, manifest_sha256, fencing_token, current))
+            outcome = await self._store.transact(known.guards(), [Put(known.key, value)])
             if outcome.committed:
+                self._recent = known.after(value, outcome.revision)
                 return outcome.revision
+            known = Known(run, {item.key: item for item in outcome.found})
+
+    async def _read(self, run: str) -> "Known":
+        known = Known(run, {})
+        return Known(run, {item.key: item for item in (await self._store.get(known.key, known.term_key)).items})
 
     def _record(self, version: PolicyVersion, manifest: str, token: int, current: Published | None) -> Published:
         sequence = current.sequence + 1 if current else 1

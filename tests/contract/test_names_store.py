@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 
 from headway.testing.etcd import EtcdCluster, running_etcd
+from services.name_resolve import files, tree
 from services.name_resolve.etcd import EtcdStore, Login, Member
 from services.name_resolve.files import FileStore
 from services.name_resolve.memory import MemoryStore
 from services.name_resolve.store import Changes, CreatedAt, Delete, LeaseLapsed, Put, Store, Unchanged, View
-from services.name_resolve.tree import NUM_REMEMBERED
 
 DEADLINE_S = 10.0
 Forget = Callable[[], Awaitable[None]]
@@ -60,7 +60,7 @@ def forget(request: pytest.FixtureRequest, store: Store) -> Forget:
         await member.channel.close()
 
     async def by_writing() -> None:
-        for _ in range(NUM_REMEMBERED + 1):
+        for _ in range((files if isinstance(store, FileStore) else tree).NUM_REMEMBERED + 1):
             await put(store, "busy/")
 
     return by_compaction if isinstance(store, EtcdStore) else by_writing

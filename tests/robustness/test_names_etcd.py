@@ -174,6 +174,7 @@ async def leader_of(cluster: EtcdCluster) -> EtcdNode:
     raise AssertionError("no node leads")
 
 
+@pytest.mark.slow
 async def test_a_cluster_that_loses_its_leader_goes_on_without_loss() -> None:
     with running_etcd(3) as cluster:
         async with serving(cluster.endpoints) as address, under_writes(address) as work:
