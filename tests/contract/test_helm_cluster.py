@@ -4,66 +4,24 @@ Wants KUBECONFIG to name a cluster on which namespaces may be made; pods need no
 """
 
 import json
-import os
-import subprocess
-import time
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from helm_chart import CHART, MAJORS, helm, helm_of
+from helm_chart import CHART, MAJORS
+from helm_cluster import Cluster, new_namespace
 
 CPU = ("--values", str(CHART / "profiles" / "cpu.yaml"))
 SEVERAL = (
     "--set=trainer.replicas=2,experiment.overrides.allocation_mode=sglang:d2+d2",
     "--set=persistence.weights.keep=true",
 )
-DEADLINE_S = 60.0
-
-
-class Cluster:
-    """A namespace of its own in the cluster of KUBECONFIG, seen with the tools of one Helm version."""
-
-    def __init__(self, major: str) -> None:
-        self.namespace = f"headway-{uuid.uuid4().hex[:8]}"
-        self._major = major
-        self._kubectl = str(Path(helm_of(major)).with_name("kubectl"))
-
-    def helm(self, *arguments: str) -> str:
-        return helm(*arguments, "--namespace", self.namespace, major=self._major).stdout
-
-    def kubectl(self, *arguments: str, check: bool = True) -> str:
-        command = [self._kubectl, "--namespace", self.namespace, *arguments]
-        return subprocess.run(command, check=check, capture_output=True, text=True).stdout
-
-    def get(self, kinds: str) -> dict[str, Any]:
-        """Objects of the release by name."""
-        found = json.loads(self.kubectl("get", kinds, "-l", "app.kubernetes.io/name=headway", "-o", "json"))["items"]
-        return {one["metadata"]["name"]: one for one in found}
-
-    def wait_for(self, what: str, condition: Any) -> None:
-        """The controllers of the cluster act when they get to it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"no {what} within {DEADLINE_S:g} s"
-            time.sleep(0.1)
 
 
 @pytest.fixture(params=MAJORS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    if not os.environ.get("KUBECONFIG"):
-        pytest.skip("KUBECONFIG names no cluster")
-    made = Cluster(request.param)
-    reached = subprocess.run([made._kubectl, "get", "--raw", "/readyz"], capture_output=True, text=True)
-    if reached.returncode != 0:
-        pytest.skip(f"no cluster is reachable: {reached.stderr.strip().splitlines()[-1]}")
-    made.kubectl("create", "namespace", made.namespace)
-    try:
+    with new_namespace(request.param) as made:
         yield made
-    finally:
-        made.kubectl("delete", "namespace", made.namespace, "--wait=false", check=False)
 
 
 def pods_of(cluster: Cluster, component: str) -> list[dict[str, Any]]:

@@ -113,32 +113,32 @@ topologySpreadConstraints:
 
 {{/*
 Startup, readiness, liveness. Our services say by the gRPC health protocol that they serve; the inference agent only when it is
-registered with the published version. Clusters before 1.24 cannot ask that: there the image asks itself. etcd is ready when it
-has a leader, and alive when it listens: restarting it mends no lost quorum.
+registered with the published version. Clusters before 1.24 cannot ask that: there the image asks itself whether it is ready,
+which costs a process each time, and is alive while it listens. So is etcd, which is ready when it has a leader: restarting it
+mends no lost quorum.
 */}}
 {{- define "headway.probes" -}}
 {{- $values := index .root.Values .component.values -}}
-{{- $ready := dict -}}
-{{- $alive := dict -}}
+{{- $ready := dict "grpc" (dict "port" 7000) -}}
+{{- $alive := $ready -}}
+{{- $period := 10 -}}
 {{- if eq .name "etcd" -}}
 {{- $ready = dict "httpGet" (dict "path" "/health" "port" "client") -}}
 {{- $alive = dict "tcpSocket" (dict "port" "client") -}}
-{{- else if semverCompare ">=1.24-0" .root.Capabilities.KubeVersion.Version -}}
-{{- $ready = dict "grpc" (dict "port" 7000) -}}
-{{- $alive = $ready -}}
-{{- else -}}
+{{- else if semverCompare "<1.24-0" .root.Capabilities.KubeVersion.Version -}}
 {{- $ready = dict "exec" (dict "command" (list "/opt/headway/bin/python" "-m" "headway.runtime.probe" "127.0.0.1:7000")) -}}
-{{- $alive = $ready -}}
+{{- $alive = dict "tcpSocket" (dict "port" "grpc") -}}
+{{- $period = 20 -}}
 {{- end -}}
 startupProbe:
-  {{- toYaml $ready | nindent 2 }}
+  {{- toYaml $alive | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: {{ div (add $values.startupSeconds 4) 5 }}
 readinessProbe:
   {{- toYaml $ready | nindent 2 }}
-  periodSeconds: 10
-  timeoutSeconds: 5
+  periodSeconds: {{ $period }}
+  timeoutSeconds: {{ $period }}
 {{- if $values.liveness }}
 livenessProbe:
   {{- toYaml $alive | nindent 2 }}
