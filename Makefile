@@ -43,7 +43,7 @@ test-compose: ## Train with Docker Compose, kill every part in turn; skipped whe
 
 test-helm: setup .cache/helm/4/helm ## Check the chart with Helm 3 and 4; installs it where KUBECONFIG names a cluster
 	$(BIN)/pip install --quiet "kubernetes-validate==1.37.0"
-	$(PYTEST) tests/contract/test_helm_values.py tests/contract/test_helm_chart.py tests/contract/test_helm_cluster.py
+	$(PYTEST) tests/contract/test_helm_*.py
 
 helm: setup .cache/helm/4/helm ## Make the chart's schema and rendered examples again
 	$(BIN)/python tools/helm_schema.py

@@ -176,6 +176,15 @@ def test_every_named_flow_is_open_at_both_ends_and_nothing_else_is(path: Path) -
     assert not {one for one, other in pairs if other == "reward"} - {"rollout-controller"}
 
 
+def test_an_engine_takes_commands_from_the_controller_and_who_is_named_only() -> None:
+    prometheus = "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring"
+    broadcast = "networkPolicy.broadcast=false"
+    for values, expected in ((broadcast, 1), (f"{broadcast},{prometheus}", 2)):
+        policy = named(rendered("--set", values), "NetworkPolicy", "inference")["spec"]
+        assert component_of(policy["ingress"][0]["from"][0]) == "rollout-controller"
+        assert len(policy["ingress"]) == expected
+
+
 def test_ports_and_commands_are_those_of_the_images() -> None:
     stages = re.split(r"\nFROM ", (ROOT / "docker" / "Dockerfile").read_text())
     for component in OURS:

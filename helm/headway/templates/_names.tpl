@@ -2,7 +2,7 @@
 
 {{- define "headway.fullname" -}}
 {{- $default := ternary .Release.Name (printf "%s-headway" .Release.Name) (contains "headway" .Release.Name) -}}
-{{- .Values.fullnameOverride | default $default | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default $default | trunc 30 | trimSuffix "-" -}}
 {{- end -}}
 
 {{/* Labels of a component's objects: dict "root" "name". */}}
