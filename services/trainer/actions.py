@@ -112,6 +112,7 @@ class Actions:
         self._progress.parent = version
 
     async def commit(self, step: int, stats: Stats) -> None:
+        """Say that `step` has consumed its batch, and remove the versions that no server needs any more."""
         with self._phases(Phase.COMMIT):
             finite = {name: value for name, value in stats.items() if math.isfinite(value)}
             needed = await self._parts.controller.commit(step, self._progress.version, finite)

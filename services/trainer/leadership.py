@@ -9,7 +9,7 @@ no later one.
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from headway.errors import StaleVersion
@@ -34,15 +34,13 @@ class Office:
 @asynccontextmanager
 async def leading(names: NameClient, candidate: str, waits: Waits, supervisor: Supervisor) -> AsyncIterator[Office]:
     """Wait to be elected; the block runs as the leader. Losing the office ends the supervisor with StaleVersion."""
-    campaign = names.campaign(OFFICE, candidate, ttl_s=LEASE_S)
-    with waits.waiting_for("leadership: another trainer leads"):
-        leadership = await campaign.__aenter__()
-    try:
+    async with AsyncExitStack() as stack:
+        with waits.waiting_for("leadership: another trainer leads"):
+            campaign = names.campaign(OFFICE, candidate, ttl_s=LEASE_S)
+            leadership = await stack.enter_async_context(campaign)
         log.info("leads in term %d (fencing token %d)", leadership.term, leadership.fencing_token)
         supervisor.start("leadership", _until_lost(leadership.lost, leadership.term))
         yield Office(leadership.fencing_token, leadership.term)
-    finally:
-        await campaign.__aexit__(None, None, None)
 
 
 async def _until_lost(lost: asyncio.Event, term: int) -> None:

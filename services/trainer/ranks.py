@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -43,7 +44,8 @@ class TorchThread:
                 result, error = work(), None
             except BaseException as raised:  # noqa: BLE001 - handed to the awaiting task
                 result, error = None, raised
-            loop.call_soon_threadsafe(_settle, done, result, error)
+            with suppress(RuntimeError):  # the loop has been closed meanwhile: nobody waits any more
+                loop.call_soon_threadsafe(_settle, done, result, error)
 
         self._jobs.put(job)
         return await done

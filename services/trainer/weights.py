@@ -60,11 +60,12 @@ class WeightStore:
 
     def __init__(self, root: Path, static_files: Mapping[str, bytes]) -> None:
         self.root = root
+        self._static = dict(static_files)
         self._shelf = root / f".static-{os.getpid()}"
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self._shelf, ignore_errors=True)
         self._shelf.mkdir()
-        self._static = [write_file(self._shelf / name, [memoryview(data)]) for name, data in static_files.items()]
+        self._shelved = [write_file(self._shelf / name, [memoryview(data)]) for name, data in static_files.items()]
 
     def close(self) -> None:
         """Remove what only this process needed; versions stay."""
@@ -113,7 +114,8 @@ class WeightStore:
         """Remove what can only be left over when `term` begins: half-written folders, and versions no older than it."""
         for path in self.root.iterdir():
             is_future = LABEL.fullmatch(path.name) is not None and PolicyVersion.parse(path.name).term >= term
-            if is_future or (path.name.startswith(".v") and path.is_dir()):
+            is_half = path.name.startswith((".v", ".static-")) and path != self._shelf
+            if is_future or is_half:
                 self._remove(path)
 
     def remove_except(self, needed: Iterable[PolicyVersion], keep_newest: int) -> list[PolicyVersion]:
@@ -131,9 +133,12 @@ class WeightStore:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _place_static(self, folder: Path) -> list[WrittenFile]:
-        for file in self._static:
-            link_or_copy(self._shelf / file.name, folder / file.name)
-        return self._static
+        for file in self._shelved:
+            try:
+                os.link(self._shelf / file.name, folder / file.name)
+            except OSError:  # no links here, or a later leader has tidied up
+                write_file(folder / file.name, [memoryview(self._static[file.name])])
+        return self._shelved
 
 
 def write_folder(

@@ -62,9 +62,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path) -> AsyncIterator[World]:
+async def world(folder: Path, **changes: Any) -> AsyncIterator[World]:
     file = folder / "experiment.yaml"
-    file.write_text(json.dumps(merged(settings(folder, STEPS), CHANGES)))
+    file.write_text(json.dumps(merged(merged(settings(folder, STEPS), CHANGES), changes)))
     config = load_experiment(file)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -123,3 +123,16 @@ async def test_a_restarted_controller_gets_its_tasks_again(forks: Zygote, tmp_pa
                 assert await trainer.ended == 0
             await conserved(here, STEPS * BATCH)
     assert [line["step"] for line in here.stats()] == list(range(1, STEPS + 1))
+
+
+async def test_without_recovery_a_second_run_begins_anew_among_the_same_services(forks: Zygote, tmp_path: Path) -> None:
+    async with world(tmp_path, recover={"mode": "disabled"}) as here:
+        async with rollout_controller.run(here.config, here.placement), asyncio.timeout(DEADLINE_S):
+            for term in (1, 2):
+                trainer = await forks.start(here)
+                assert await trainer.ended == 0
+                record = await here.names.get_version()
+                assert record is not None
+                assert record.version == PolicyVersion(term, STEPS)
+            await conserved(here, STEPS * BATCH)
+    assert [line["version"] for line in here.stats()] == [f"v2.{step}" for step in range(1, STEPS + 1)]
