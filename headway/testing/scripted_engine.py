@@ -137,8 +137,8 @@ class ScriptedEngine:
         owed = 0.0
         while True:
             if tokens_per_s == float("inf"):
-                self.model.finish_all()
-                await asyncio.sleep(0.001)
+                self.model.advance(8)
+                await asyncio.sleep(0 if self.model.requests else 0.001)
                 continue
             await asyncio.sleep(TICK_S)
             owed += TICK_S * tokens_per_s

@@ -7,6 +7,7 @@ an aborted, retracted request in an incremental stream repeats its last token an
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ class ScriptedSGLang:
 
     def _items(self, body: dict[str, Any], is_batch: bool) -> Iterator[ScriptedRequest]:
         prompts = body["input_ids"] if is_batch else [body["input_ids"]]
-        rids = body["rid"] if is_batch else [body["rid"]]
+        rid = body.get("rid") or ([secrets.token_hex(16) for _ in prompts] if is_batch else secrets.token_hex(16))
+        rids = rid if is_batch else [rid]
         sampling = body.get("sampling_params") or {}
         each = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
         for prompt, rid, parameters in zip(prompts, rids, each, strict=True):

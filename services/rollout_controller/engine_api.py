@@ -15,6 +15,10 @@ class ServerFailed(Unavailable):
     """A server did not answer, broke off, or answered 5xx."""
 
 
+class ServerSilent(ServerFailed):
+    """No answer in time: the server hangs, is cut off, or is slow."""
+
+
 class ServerGone(ServerFailed):
     """The connection was refused or broke: the process, or the way to it, is gone."""
 
@@ -69,11 +73,11 @@ class Dialect(Protocol):
         """End a request early; its tokens come through its stream."""
         ...
 
-    async def is_ready(self) -> bool:
-        """Whether it would take requests; instant, and without generating.
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Whether it would take requests; without generating.
 
         Raises:
-            ServerFailed: It does not answer.
+            ServerSilent, ServerGone: It does not answer.
         """
         ...
 

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from services.rollout_controller.engine_api import RequestRefused, ServerBusy, ServerFailed, ServerGone
+from services.rollout_controller.engine_api import RequestRefused, ServerBusy, ServerFailed, ServerGone, ServerSilent
 
 CONNECT_S = 5.0
 KEEP_ALIVE_S = 4.0
@@ -37,7 +37,7 @@ class EngineHttp:
         """Status and JSON (or text) of the reply, whatever the status.
 
         Raises:
-            ServerFailed, ServerGone: No reply in time; no connection.
+            ServerSilent, ServerGone: No reply in time; no connection.
         """
         headers = self._admin_headers if is_admin else self._headers
         data = None if body is None else orjson.dumps(body)
@@ -48,7 +48,7 @@ class EngineHttp:
             ) as reply:
                 return reply.status, _decoded(await reply.read())
         except TimeoutError as error:
-            raise ServerFailed(f"{method} {self.url}{path}: no answer within {timeout_s:g} s") from error
+            raise ServerSilent(f"{method} {self.url}{path}: no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ServerGone(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
 

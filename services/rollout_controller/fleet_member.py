@@ -16,6 +16,7 @@ unknown weights.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,13 +25,15 @@ from typing import Protocol
 from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError
 from services.rollout_controller.delivery import Delivery
-from services.rollout_controller.engine_api import Facts, ServerFailed, ServerGone, UpdateFailed
+from services.rollout_controller.engine_api import Facts, ServerFailed, ServerGone, ServerSilent, UpdateFailed
 from services.rollout_controller.engine_server import EngineServer
 
 log = logging.getLogger(__name__)
 PROBE_S = 0.5
-MISSES = 2
-"""Probes in a row without an answer, after which a server counts as silent."""
+FIRST_PATIENCE_S = 2.0
+LONGEST_PATIENCE_S = 30.0
+"""An open server that does not answer for so long counts as silent. After each false alarm it is given twice the time:
+on a busy machine servers are slow, and moving their requests makes them slower."""
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 15.0
 
@@ -98,6 +101,8 @@ class Member:
         self._clock = clock
         self._wake = asyncio.Event()
         self._retry_s = FIRST_RETRY_S
+        self._patience_s = FIRST_PATIENCE_S
+        self._was_silent = False
 
     def is_settled_for(self, version: PolicyVersion) -> bool:
         """Whether it has the version, or will not have it soon: it is out, on its way in or on its way out."""
@@ -163,11 +168,14 @@ class Member:
         if self.version != target:
             async with self._host.update_slot:
                 await self._update(target, folder)
-        elif self.state is not EngineState.SERVING and not await self.server.dialect.is_ready():
+        elif self.state is not EngineState.SERVING and not await self._is_ready():
             await self.server.dialect.resume()  # left paused by an update that nobody finished
             await self._require_ready()
         self.version, self.server.label = target, target.label
         self.last_error, self._retry_s = "", FIRST_RETRY_S
+        if self._was_silent:
+            self._patience_s = min(2 * self._patience_s, LONGEST_PATIENCE_S)
+            self._was_silent = False
         if not self._is_leaving:
             self._enter(EngineState.SERVING)
 
@@ -184,8 +192,12 @@ class Member:
                 return target or PolicyVersion(0, 0)
 
     async def _require_ready(self) -> None:
-        if not await self.server.dialect.is_ready():
+        if not await self._is_ready():
             raise ServerFailed(f"{self.server.name} says that it is not ready")
+
+    async def _is_ready(self) -> bool:
+        has_requests = self.state in (EngineState.SERVING, EngineState.LEAVING)
+        return await self.server.dialect.is_ready(self._patience_s if has_requests else LONGEST_PATIENCE_S)
 
     async def _update(self, target: PolicyVersion, folder: Path) -> None:
         """Prepare, pause, load, verify, continue.
@@ -216,31 +228,24 @@ class Member:
         """Watch an open server until it must be moved, or leaves.
 
         Raises:
-            ServerFailed: It is silent, or not ready.
+            ServerFailed: It is silent, or says that it is not ready.
         """
-        misses, events = 0, self.server.num_events
         while self.state is EngineState.SERVING and self.version == self._host.target:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_S):
                     await self._wake.wait()
-                self._wake.clear()
-                continue
-            except TimeoutError:
-                misses = await self._probe(misses, has_news=self.server.num_events != events)
-                events = self.server.num_events
+            if not self._wake.is_set():
+                await self._probe()
+            self._wake.clear()
 
-    async def _probe(self, misses: int, has_news: bool) -> int:
-        """Ask whether it is ready; returns the misses in a row so far. A server that sends tokens is alive anyway."""
+    async def _probe(self) -> None:
+        """Ask whether it is ready. One that sends tokens is alive, however long the answer takes."""
+        events = self.server.num_events
         try:
             await self._require_ready()
-        except ServerGone:
-            raise
-        except ServerFailed:
-            misses = 0 if has_news else misses + 1
-            if misses >= MISSES:
+        except ServerSilent:
+            if self.server.num_events == events:
                 raise
-            return misses
-        return 0
 
     async def _out(self, error: HeadwayError) -> None:
         """Take the server out, let its requests go on elsewhere, and wait before the next try."""
@@ -249,22 +254,22 @@ class Member:
         if str(error) != self.last_error:
             log.warning("%s is taken out: %s", self.server.name, error)
         self.last_error = str(error)
+        self._was_silent = isinstance(error, ServerSilent)
         is_silent = isinstance(error, ServerFailed) and self.state in (EngineState.SERVING, EngineState.SILENT)
         self._enter(EngineState.SILENT if is_silent else EngineState.FAILED)
         if isinstance(error, ServerGone | UpdateFailed) or self._host.has_other(self):
             self.server.lose(f"{self.server.name} was taken out: {error}")
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._retry_s):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
+        self._wake.clear()
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
 
     async def _drain(self) -> None:
         """Let requests of a server whose lease is gone end, for as long as it answers."""
         while self.server.num_open:
             try:
-                await self.server.dialect.is_ready()
+                await self._is_ready()
             except ServerFailed as error:
                 self.server.lose(f"{self.server.name} has left: {error}")
             await asyncio.sleep(PROBE_S)

@@ -22,7 +22,6 @@ LEAST_INTERVAL = 64
 MOST_EVENTS = 16
 """Events of a whole budget: a cumulative stream repeats everything in each, and a lost server costs one interval."""
 UPDATED_NOT_FLUSHED = "Weights were updated, but"
-READY_S = 0.75
 ADMIN_S = 30.0
 
 
@@ -68,8 +67,8 @@ class SGLang:
     async def abort(self, rid: str) -> None:
         await self._http.call("POST", "/abort_request", {"rid": rid}, timeout_s=ADMIN_S, is_admin=True)
 
-    async def is_ready(self) -> bool:
-        status, _ = await self._http.call("GET", "/ready", timeout_s=READY_S)
+    async def is_ready(self, timeout_s: float) -> bool:
+        status, _ = await self._http.call("GET", "/ready", timeout_s=timeout_s)
         return status == 200
 
     async def facts(self) -> Facts:

@@ -20,7 +20,6 @@ from services.rollout_controller.engine_api import Facts, ServerFailed, UpdateFa
 from services.rollout_controller.engine_http import EngineHttp, message_of
 from services.rollout_controller.piece import Finish, Piece, Sampling, Update
 
-READY_S = 0.75
 ADMIN_S = 30.0
 RAW = "raw_logprobs"
 PROCESSED = "processed_logprobs"
@@ -83,11 +82,11 @@ class VLLM:
     async def abort(self, rid: str) -> None:
         await self._call("POST", "/abort_requests", {"request_ids": [f"generate-tokens-{rid}"]}, ADMIN_S)
 
-    async def is_ready(self) -> bool:
-        status, _ = await self._call("GET", "/health", None, READY_S)
+    async def is_ready(self, timeout_s: float) -> bool:
+        status, _ = await self._call("GET", "/health", None, timeout_s)
         if status != 200:
             return False
-        _, reply = await self._call("GET", "/is_paused", None, READY_S)
+        _, reply = await self._call("GET", "/is_paused", None, timeout_s)
         return isinstance(reply, dict) and reply.get("is_paused") is False
 
     async def facts(self) -> Facts:

@@ -11,6 +11,7 @@ from fleet_harness import KINDS, V1, Kind, check_evidence, eventually, rig_of, s
 from headway.errors import InvalidInput
 from headway.testing.fault_proxy import FaultProxy
 from headway.testing.scripted_engine import ScriptedEngine
+from services.rollout_controller import fleet_member
 from services.rollout_controller.fleet_member import EngineState
 
 MOVE_ON_S = 3.0
@@ -60,6 +61,17 @@ async def test_requests_of_a_frozen_server_go_on_elsewhere_in_time(tmp_path: Pat
             proxy.heal()
             await rig.serving("frozen", "other")
             await eventually(lambda: not frozen.model.requests)
+
+
+async def test_a_server_that_was_only_slow_is_given_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_member, "FIRST_PATIENCE_S", 0.1)
+    async with rig_of(tmp_path) as rig, ScriptedEngine() as slow, proxy_of(slow) as proxy:
+        rig.join("slow", slow, proxy.url)
+        await rig.serving("slow")
+        proxy.delay_s = 0.2
+        await eventually(lambda: rig.in_state(EngineState.SILENT) == ["slow"])
+        await rig.serving("slow")
+        assert rig.fleet._members["slow"]._patience_s >= 0.2
 
 
 async def test_a_frozen_server_without_another_keeps_its_requests(tmp_path: Path) -> None:
