@@ -18,6 +18,7 @@ from headway.core.ledger import Failure, Ledger, TaskState
 from headway.core.selection import can_be_in_time
 from headway.core.staleness import StalenessManager
 from headway.core.trajectory import Outcome
+from headway.errors import HeadwayError
 from headway.runtime.supervisor import Supervisor
 from services.rollout_controller.dispatcher import BatchTaskDispatcher
 from services.rollout_controller.journal_store import GroupRecord, JournalStore, ReadyRecord
@@ -102,6 +103,7 @@ class Production:
         self.timing = Timing()
         self.num_outcomes: Counter[Outcome] = Counter()
         self._eta = settings.eta
+        self._hopeless_after = settings.batch_size
         self._runner = runner
         self._writes = writes
         self._on_change = on_change
@@ -185,6 +187,7 @@ class Production:
         while True:
             for result in await self.dispatcher.wait_any(MAX_COLLECTED):
                 self._account(result, end_of(result))
+            self._check_hope()
             self._on_change()
 
     def _account(self, result: TimedResult[RolloutEnd], end: RolloutEnd) -> None:
@@ -195,6 +198,22 @@ class Production:
             self._reject(result.task_id, end.message)
         else:
             self._fail(result.task_id, end.outcome, end.message)
+
+    def _check_hope(self) -> None:
+        """End a run in which nothing works, instead of giving up one task after the other.
+
+        Raises:
+            HeadwayError: A whole batch of tasks was given up, and no group was ever made.
+        """
+        counts = self.ledger.counts
+        has_worked = any(counts[state] for state in (TaskState.READY, TaskState.LEASED, TaskState.CONSUMED))
+        if has_worked or self.num_outcomes[Outcome.ACCEPTED] or counts[TaskState.QUARANTINED] < self._hopeless_after:
+            return
+        last = self.ledger.quarantined[next(reversed(self.ledger.quarantined))][-1]
+        raise HeadwayError(
+            f"all of the first {counts[TaskState.QUARANTINED]} tasks failed {last.attempt} times each, none succeeded; "
+            f"the last one, {last.task_id}: {last.outcome}: {last.message}"
+        )
 
     def _save(self, result: TimedResult[RolloutEnd], end: RolloutEnd) -> None:
         """Write an accepted group; it is ready when it is on disk."""

@@ -12,7 +12,7 @@ from headway.core.ledger import TaskState
 from headway.core.selection import StalenessPolicy
 from headway.core.trajectory import Outcome
 from headway.core.version import PolicyVersion
-from headway.errors import InvalidInput, NotFound, StaleVersion
+from headway.errors import HeadwayError, InvalidInput, NotFound, StaleVersion
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.testing.model_fleet import ModelFleet, ModelWorkflow
@@ -162,6 +162,13 @@ async def test_poison_is_given_up_after_three_attempts_and_holds_nobody_up(world
     assert [(one.attempt, one.outcome) for one in history] == [(n, Outcome.WORKFLOW_ERROR) for n in (1, 2, 3)]
     assert "a poison prompt" in history[0].message
     assert await world.controller.submit(rows(0)) == 0
+
+
+@scenario()
+async def test_a_run_in_which_nothing_works_ends_with_the_last_reason(world: World) -> None:
+    await world.controller.submit(rows(0, 1, 2, 3, is_poison=True))
+    with pytest.raises(HeadwayError, match=r"none succeeded; the last one, 0/\d: workflow_error: .*a poison prompt"):
+        await world.supervisor.wait()
 
 
 @scenario()
