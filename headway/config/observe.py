@@ -87,12 +87,12 @@ class StatsLoggerConfig(Section):
 
 
 class SessionTracerConfig(Section):
-    """A line of JSON for each session (episode)."""
+    """A line of JSON for each session (episode): its phases, and their times."""
 
     enabled: bool = False
-    """Write `sessions.jsonl`."""
+    """Write `sessions.jsonl`; `rollout.enable_rollout_tracing` does so too."""
     flush_threshold: PositiveInt = 256
-    """Lines that are kept before they are written."""
+    """Groups whose sessions are kept before they are written."""
 
 
 class PerfTracerConfig(Section):

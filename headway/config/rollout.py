@@ -76,9 +76,11 @@ class RolloutConfig(Section):
     enable_rollout_tracing: bool = False
     """A span for each task and each request (OpenTelemetry)."""
     dump_to_file: bool = False
-    """Write every group as a line of JSON under `rollout/{version}/`, evaluations under `eval-rollout/`."""
+    """Write every sample as a line of JSON to `rollout/{step}/samples.jsonl`, those of evaluations below
+    `eval-rollout/`; the step is that of the newest version that made a token of the group."""
     check_trajectory_format: bool = False
-    """Check the shape, length and type of everything that a workflow returns, and name the first fault."""
+    """Check the shape, length and type of everything that a workflow returns; the rollout ends as workflow_error, and
+    the first fault is named."""
     setup_timeout: PositiveFloat = 300.0
     """Longest wait in seconds for the first server to be ready."""
     request_timeout: PositiveFloat = 3600.0

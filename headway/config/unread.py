@@ -6,9 +6,6 @@ Lists of sections appear as `key.0`.
 
 UNREAD: frozenset[str] = frozenset(
     {
-        "rollout.enable_rollout_tracing",
-        "rollout.dump_to_file",
-        "rollout.check_trajectory_format",
         "rollout.lora_name",
         "rollout.scheduling_spec.0.mem",
         "rollout.scheduling_spec.0.image",
@@ -16,8 +13,5 @@ UNREAD: frozenset[str] = frozenset(
         "actor.scheduling_spec.0.mem",
         "actor.scheduling_spec.0.image",
         "ref.mb_spec.packing",
-        "perf_tracer.session_tracer",
-        "perf_tracer.session_tracer.enabled",
-        "perf_tracer.session_tracer.flush_threshold",
     }
 )

@@ -48,9 +48,9 @@ def _rows(result: Mapping[str, Any]) -> Iterator[Trajectory]:
     missing = [name for name in (*ARRAYS, "rewards") if name not in result]
     if missing:
         raise InvalidInput(f"a workflow's dict lacks {', '.join(missing)}; it has {', '.join(sorted(result))}")
-    arrays = {name: np.atleast_2d(_as_array(result[name])) for name in ARRAYS}
+    arrays = {name: np.atleast_2d(as_array(result[name])) for name in ARRAYS}
     shape = arrays["input_ids"].shape
-    present = np.atleast_2d(_as_array(result.get("attention_mask", np.ones(shape)))).astype(np.bool_)
+    present = np.atleast_2d(as_array(result.get("attention_mask", np.ones(shape)))).astype(np.bool_)
     for name, array in {**arrays, "attention_mask": present}.items():
         if array.shape != shape:
             raise InvalidInput(f"`{name}` has shape {list(array.shape)}, `input_ids` has {list(shape)}")
@@ -61,13 +61,13 @@ def _rows(result: Mapping[str, Any]) -> Iterator[Trajectory]:
 
 
 def _rewards(value: Any, rows: int) -> list[float]:
-    rewards = _as_array(value).reshape(-1)
+    rewards = as_array(value).reshape(-1)
     if len(rewards) != rows:
         raise InvalidInput(f"`rewards` has {len(rewards)} values for {rows} sequences; it holds one a sequence")
     return [float(reward) for reward in rewards]
 
 
-def _as_array(value: Any) -> NDArray[Any]:
+def as_array(value: Any) -> NDArray[Any]:
     """A numpy array of a list, an array, or a tensor (known by its methods, wherever it lives)."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -87,6 +87,8 @@ def _checked(trajectory: Trajectory) -> Trajectory:
     lengths = {name: len(getattr(trajectory, name)) for name in ARRAYS}
     if len(set(lengths.values())) != 1 or not len(trajectory):
         raise InvalidInput(f"a trajectory's arrays must have one length, not 0: {lengths}")
+    if trajectory.input_ids.min() < 0:
+        raise InvalidInput(f"`input_ids` has {trajectory.input_ids.min()}; a token id is 0 or more")
     mask = trajectory.loss_mask
     logprobs = trajectory.logprobs[mask]
     if not np.isfinite(logprobs).all() or (logprobs > MAX_LOGPROB).any():

@@ -11,6 +11,7 @@ import numpy as np
 from headway.core.trajectory import Trajectory
 from headway.workflow.api import InferenceEngine, RolloutWorkflow, new_rid
 from headway.workflow.convert import ARRAYS, as_trajectories
+from headway.workflow.form import check_form
 
 current_group: ContextVar[str] = ContextVar("current_group", default="")
 """Names the group that the running coroutine belongs to: its samples and turns share a prefix, and so best a server."""
@@ -20,25 +21,35 @@ AcceptFunction = Callable[[Mapping[str, Any]], Any]
 
 
 async def run_group(
-    workflow: RolloutWorkflow, engine: InferenceEngine, data: Mapping[str, Any], num_samples: int
+    workflow: RolloutWorkflow,
+    engine: InferenceEngine,
+    data: Mapping[str, Any],
+    num_samples: int,
+    is_checked: bool = False,
 ) -> tuple[Trajectory, ...] | None:
     """Roll out `num_samples` samples of a row at the same time; None when the workflow rejected one of them.
 
-    The first failure cancels the other samples and is raised as it is: a group is consumed whole or not at all.
+    The first failure cancels the other samples and is raised as it is: a group is consumed whole or not at all. With
+    `is_checked`, a result whose form is at fault is such a failure even where it could be converted.
     """
     current_group.set(new_rid())
     if num_samples == 1:
-        return _whole([await _sample(workflow, engine, data)])
+        return _whole([await _sample(workflow, engine, data, is_checked)])
     try:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(_sample(workflow, engine, data)) for _ in range(num_samples)]
+            running = [tasks.create_task(_sample(workflow, engine, data, is_checked)) for _ in range(num_samples)]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return _whole([task.result() for task in running])
 
 
-async def _sample(workflow: RolloutWorkflow, engine: InferenceEngine, data: Mapping[str, Any]) -> list[Trajectory]:
-    return as_trajectories(await workflow.arun_episode(engine, copy.deepcopy(dict(data))))
+async def _sample(
+    workflow: RolloutWorkflow, engine: InferenceEngine, data: Mapping[str, Any], is_checked: bool
+) -> list[Trajectory]:
+    result = await workflow.arun_episode(engine, copy.deepcopy(dict(data)))
+    if is_checked:
+        check_form(result)
+    return as_trajectories(result)
 
 
 def _whole(samples: Sequence[Sequence[Trajectory]]) -> tuple[Trajectory, ...] | None:

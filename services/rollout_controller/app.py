@@ -9,7 +9,7 @@ name-resolve --> reward replicas --> RewardClient --+
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,15 @@ from headway.runtime.waits import Waits
 from headway.v1.rollout_controller_pb2_grpc import add_RolloutControllerServicer_to_server
 from headway.workflow.load import load_filter
 from services.rollout_controller.controller import RolloutController
+from services.rollout_controller.dumps import Dump, FinishedGroup
 from services.rollout_controller.fleet import Fleet, FleetOptions
 from services.rollout_controller.grpc_api import ControllerApi
 from services.rollout_controller.http_api import make_http_api
 from services.rollout_controller.journal import Journal
+from services.rollout_controller.line_writer import LineWriter
 from services.rollout_controller.records import Settings
-from services.rollout_controller.rollouts import GroupRunner, timed
+from services.rollout_controller.rollouts import GroupRunner, Records, timed
+from services.rollout_controller.sessions import GroupSessions, SessionLines
 from services.rollout_controller.status import ServerStatus, ServiceStatus, Status, Surroundings
 from services.rollout_controller.weight_source import TrainerSource
 from services.rollout_controller.workflows import Workflows
@@ -72,7 +75,9 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         making = supervisor.start("load the workflow", workflows.make(partial(first_version, names, waits, config)))
         if workflows.has_local_tokenizer:
             await making
-        controller = make_controller(config, workflows, journal, fleet, supervisor, waits)
+        records = await stack.enter_async_context(open_records(config, workflows, supervisor))
+        runners = make_runners(config, workflows, fleet, *records)
+        controller = RolloutController(settings_of(config), journal, fleet, *runners, supervisor, waits)
         await controller.start()
         stack.push_async_callback(controller.close)
         api = ControllerApi(controller, known.versions_in_use)
@@ -93,12 +98,10 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         yield Running(supervisor, {"grpc": server.port, "http": http_port})
 
 
-def make_controller(
-    config: ExperimentConfig, workflows: Workflows, journal: Journal, fleet: Fleet, supervisor: Supervisor, waits: Waits
-) -> RolloutController:
-    """The controller of an experiment file."""
+def settings_of(config: ExperimentConfig) -> Settings:
+    """The numbers that the controller goes by."""
     rollout = config.rollout
-    settings = Settings(
+    return Settings(
         batch_size=rollout.consumer_batch_size,
         eta=rollout.max_head_offpolicyness,
         max_concurrent=rollout.max_concurrent_rollouts,
@@ -106,15 +109,56 @@ def make_controller(
         policy=StalenessPolicy(rollout.staleness_policy),
         keeps_batches=config.recover.mode != "disabled",
     )
+
+
+def make_runners(
+    config: ExperimentConfig, workflows: Workflows, fleet: Fleet, training_records: Records, evaluation_records: Records
+) -> tuple[GroupRunner, Callable[[PolicyVersion], GroupRunner]]:
+    """What rolls out tasks to be trained on, and those of an evaluation of a version."""
+    rollout = config.rollout
     should_accept = load_filter(config.workflow.should_accept_fn)
-    samples, stall_limit_s = config.gconfig.n_samples, rollout.request_timeout
-    training = GroupRunner(workflows.training, fleet.engine(), samples, should_accept, stall_limit_s)
 
     def evaluation(version: PolicyVersion) -> GroupRunner:
-        samples = config.evaluation_gconfig.n_samples
-        return GroupRunner(workflows.evaluation, fleet.engine(version), samples, None, stall_limit_s)
+        return GroupRunner(
+            workflows.evaluation,
+            fleet.engine(version),
+            config.evaluation_gconfig.n_samples,
+            stall_limit_s=rollout.request_timeout,
+            is_checked=rollout.check_trajectory_format,
+            records=evaluation_records,
+        )
 
-    return RolloutController(settings, journal, fleet, training, evaluation, supervisor, waits)
+    training = GroupRunner(
+        workflows.training,
+        fleet.engine(),
+        config.gconfig.n_samples,
+        should_accept,
+        rollout.request_timeout,
+        rollout.check_trajectory_format,
+        training_records,
+    )
+    return training, evaluation
+
+
+@asynccontextmanager
+async def open_records(
+    config: ExperimentConfig, workflows: Workflows, supervisor: Supervisor
+) -> AsyncIterator[tuple[Records, Records]]:
+    """What the file wants to have written of groups, trained on and evaluated; all of it is when the block is left."""
+    tracer, paths = config.perf_tracer.session_tracer, config.paths
+    async with AsyncExitStack() as stack:
+        groups: list[LineWriter[FinishedGroup] | None] = [None, None]
+        sessions: LineWriter[GroupSessions] | None = None
+        if config.rollout.dump_to_file:
+            for number, folder in enumerate((paths.rollouts, paths.eval_rollouts)):
+                dump = Dump(folder, workflows.load_tokenizer)
+                writer = LineWriter(f"write {folder}", dump.encode, supervisor)
+                groups[number] = await stack.enter_async_context(writer)
+        if tracer.enabled or config.rollout.enable_rollout_tracing:
+            lines = SessionLines(paths.traces)
+            sessions = LineWriter(f"write {paths.traces}", lines.encode, supervisor, tracer.flush_threshold)
+            await stack.enter_async_context(sessions)
+        yield Records("train", groups[0], sessions), Records("evaluation", groups[1], sessions)
 
 
 def fleet_options(config: ExperimentConfig) -> FleetOptions:

@@ -22,6 +22,9 @@ from headway.v1 import types_pb2 as pb
 from headway.workflow.api import InferenceEngine, ModelRequest, ModelResponse, RewardFunction, RolloutWorkflow
 from headway.workflow.errors import outcome_of
 from headway.workflow.group import AcceptFunction, GroupView, run_group
+from services.rollout_controller.dumps import FinishedGroup
+from services.rollout_controller.line_writer import Sink
+from services.rollout_controller.sessions import GroupSessions, RecordedWorkflow, collect_sessions, note_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class TimedEngine:
         try:
             return await self._engine.agenerate(req)
         finally:
-            activity.generate_s += _end(activity, began)
+            activity.generate_s += _end(activity, "generate", began)
 
 
 def timed(reward_fn: RewardFunction) -> RewardFunction:
@@ -92,7 +95,7 @@ def timed(reward_fn: RewardFunction) -> RewardFunction:
         try:
             return await reward_fn(*args, **kwargs)
         finally:
-            activity.reward_s += _end(activity, began)
+            activity.reward_s += _end(activity, "reward", began)
 
     return score
 
@@ -103,14 +106,31 @@ def _begin(activity: Activity) -> float:
     return activity.last_at
 
 
-def _end(activity: Activity, began: float) -> float:
+def _end(activity: Activity, phase: str, began: float) -> float:
     activity.num_calls -= 1
     activity.last_at = activity.clock()
+    note_phase(phase, began, activity.last_at)
     return activity.last_at - began
 
 
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What is written of groups for people, beside what the trainer gets."""
+
+    kind: str = "train"
+    """`train` or `evaluation`."""
+    groups: Sink[FinishedGroup] | None = None
+    sessions: Sink[GroupSessions] | None = None
+
+
 class GroupRunner:
-    """Rolls out groups with one workflow on one engine."""
+    """Rolls out groups with one workflow on one engine.
+
+    Args:
+        stall_limit_s: How long a rollout may neither generate nor score.
+        is_checked: Check the form of everything that the workflow returns.
+        records: What is written of each group.
+    """
 
     def __init__(
         self,
@@ -119,15 +139,32 @@ class GroupRunner:
         num_samples: int,
         should_accept: AcceptFunction | None = None,
         stall_limit_s: float = 3600.0,
+        is_checked: bool = False,
+        records: Records | None = None,
     ) -> None:
-        self._workflow = workflow
+        self._records = records or Records()
+        self._workflow = workflow if self._records.sessions is None else RecordedWorkflow(workflow)
         self._engine = TimedEngine(engine)
         self._num_samples = num_samples
         self._should_accept = should_accept
         self._stall_limit_s = stall_limit_s
+        self._is_checked = is_checked
 
     async def run(self, task: TaskInput, attempt: int, num_samples: int | None = None) -> RolloutEnd:
-        """Roll out a task; never raises but for cancellation."""
+        """Roll out a task; never raises but for cancellation. Slowed down when records are not written fast enough."""
+        records = self._records.sessions
+        if records is None:
+            return await self._run(task, attempt, num_samples)
+        await records.room()
+        sessions, outcome = collect_sessions(), Outcome.CANCELLED
+        try:
+            end = await self._run(task, attempt, num_samples)
+            outcome = end.outcome
+            return end
+        finally:
+            records.add(GroupSessions(self._records.kind, task.task_id, attempt, outcome, sessions))
+
+    async def _run(self, task: TaskInput, attempt: int, num_samples: int | None) -> RolloutEnd:
         loop = asyncio.get_running_loop()
         activity = Activity(loop.time, last_at=loop.time())
         _activity.set(activity)
@@ -141,11 +178,16 @@ class GroupRunner:
                 outcome_of(error), f"{type(error).__name__}: {error}", loop.time() - began, activity, samples
             )
         took = loop.time() - began
-        if trajectories is None or not accepted:
-            why = "the workflow returned nothing" if trajectories is None else "should_accept_fn said no"
-            return self._end(Outcome.REJECTED, why, took, activity, samples)
+        if trajectories is None:
+            return self._end(Outcome.REJECTED, "the workflow returned nothing", took, activity, samples)
+        outcome = Outcome.ACCEPTED if accepted else Outcome.REJECTED
+        if self._records.groups is not None:
+            await self._records.groups.room()
+            self._records.groups.add(FinishedGroup(task.task_id, attempt, outcome, trajectories))
+        if not accepted:
+            return self._end(outcome, "should_accept_fn said no", took, activity, samples)
         group = group_to_wire(Group(task.task_id, trajectories, attempt, took))
-        return self._end(Outcome.ACCEPTED, "", took, activity, samples, group, tokens_by_version(trajectories))
+        return self._end(outcome, "", took, activity, samples, group, tokens_by_version(trajectories))
 
     async def _within_limit(
         self, task: TaskInput, activity: Activity, num_samples: int
@@ -155,7 +197,8 @@ class GroupRunner:
         try:
             async with watched:
                 watch.arm(self._stall_limit_s)
-                return await run_group(self._workflow, self._engine, orjson.loads(task.data_json), num_samples)
+                data = orjson.loads(task.data_json)
+                return await run_group(self._workflow, self._engine, data, num_samples, self._is_checked)
         except TimeoutError as error:
             if watched.expired():
                 raise TimeoutError(f"neither generated nor scored for {self._stall_limit_s:g} s") from error

@@ -47,6 +47,8 @@ class Workflows:
     reward_fn: RewardFunction
 
     def __post_init__(self) -> None:
+        self.tokenizer_folder: Path | None = None
+        """Known as soon as the workflows are made."""
         self.training = DeferredWorkflow()
         self.evaluation = DeferredWorkflow()
 
@@ -69,9 +71,15 @@ class Workflows:
         """
         folder = self._local_folder if self.has_local_tokenizer else await first_version()
         tokenizer = await asyncio.to_thread(load_tokenizer, folder)
+        self.tokenizer_folder = folder
         self.training.become(self._load(tokenizer, is_training=True))
         self.evaluation.become(self._load(tokenizer, is_training=False))
         log.info("workflow %s, tokenizer from %s", self.config.workflow.path, folder)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Another copy of the workflows' tokenizer, for another thread; only once they are made."""
+        assert self.tokenizer_folder is not None
+        return load_tokenizer(self.tokenizer_folder)
 
     def _load(self, tokenizer: Tokenizer, is_training: bool) -> RolloutWorkflow:
         return load_workflow(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from headway.testing.scripted_engine import ScriptedEngine
 from headway.v1 import rollout_controller_pb2 as pb
 from headway.v1 import types_pb2
 from headway.v1.rollout_controller_pb2_grpc import RolloutControllerStub
+from headway.workflow.api import InferenceEngine, RolloutWorkflow
 from services.name_resolve import app as name_resolve
 from services.reward import app as reward
 from services.rollout_controller import app as rollout_controller
@@ -94,6 +96,23 @@ async def submit(stub: Any, count: int) -> pb.SubmitReply:
     return await stub.Submit(requests(), timeout=10)
 
 
+async def evaluate(stub: Any, count: int, num_samples: int) -> int:
+    """Roll out an evaluation of v1.0; the number of its samples."""
+    header = pb.EvaluateHeader(version=version_to_wire(PolicyVersion(1, 0)), num_samples=num_samples)
+
+    async def requests() -> AsyncIterator[pb.EvaluateRequest]:
+        yield pb.EvaluateRequest(header=header)
+        for row in range(count):
+            data = json.dumps({"prompt": f"sort {row}=", "answer": "1"}).encode()
+            yield pb.EvaluateRequest(task=types_pb2.Task(task_id=f"e/{row}", data_json=data))
+
+    return sum([len(reply.group.trajectories) async for reply in stub.Evaluate(requests(), timeout=30)])
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 async def test_a_step_from_submission_to_commit_with_every_service_real(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.publish(PolicyVersion(1, 0))
@@ -154,6 +173,53 @@ async def test_the_status_answers_what_a_person_asks(tmp_path: Path) -> None:
         assert status["timing"]["num_groups"] == 8
         assert 'headway_tasks{state="ready"} 8.0' in await here.get("/metrics")
         assert "/v1/status" in (await here.get("/openapi.json"))["paths"]
+
+
+async def test_every_sample_and_episode_is_on_disk_when_the_controller_has_ended(tmp_path: Path) -> None:
+    asked = ("rollout.dump_to_file=true", "perf_tracer.session_tracer.enabled=true", "evaluator.num_samples=3")
+    async with world(tmp_path, *asked, "rollout.check_trajectory_format=true") as here:
+        await here.publish(PolicyVersion(1, 0))
+        await submit(here.stub, 4)
+        await _until(here, lambda status: status["tasks"]["ready"] == 4)
+        assert await evaluate(here.stub, 2, num_samples=3) == 2 * 3
+    paths = here.config.paths
+    samples = lines_of(paths.rollouts / "0" / "samples.jsonl")
+    assert sorted((line["task_id"], line["sample"]) for line in samples) == [
+        (f"0/{row}", sample) for row in range(4) for sample in range(2)
+    ]
+    for line in samples:
+        assert line["prompt"] == f"sort {10000000 + int(line['task_id'][2:])}="
+        assert line["seqlen"] == len(line["token_ids"]) == line["prompt_len"] + 4
+        assert (line["version_min"], line["version_max"], line["num_loss_tokens"]) == (0, 0, 4)
+    assert len(lines_of(paths.eval_rollouts / "0" / "samples.jsonl")) == 2 * 3
+    sessions = lines_of(paths.traces / "sessions.jsonl")
+    assert Counter(session["kind"] for session in sessions) == {"train": 8, "evaluation": 6}
+    for session in sessions:
+        assert [phase["name"] for phase in session["phases"]] == ["generate", "reward"]
+        assert session["status"] == "finished"
+
+
+async def test_a_workflow_that_returns_a_fault_is_named_by_its_first_one(tmp_path: Path) -> None:
+    asked = ("workflow.path=test_controller_app.FloatIds", "rollout.check_trajectory_format=true")
+    async with world(tmp_path, *asked) as here:
+        await here.publish(PolicyVersion(1, 0))
+        await submit(here.stub, 1)
+        await _until(here, lambda status: status["tasks"]["quarantined"] == 1)
+        quarantined = (await here.get("/v1/report"))["quarantined"]
+        assert "input_ids holds float64; expected whole numbers" in str(quarantined)
+
+
+class FloatIds(RolloutWorkflow):
+    """Returns token ids as floats."""
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "input_ids": [1.0, 2.0],
+            "logprobs": [0.0, -1.0],
+            "loss_mask": [0, 1],
+            "versions": [-1, 0],
+            "rewards": 1,
+        }
 
 
 @pytest.mark.parametrize(
