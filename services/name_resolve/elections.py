@@ -69,7 +69,8 @@ class Elections:
 
     async def _standing(self, office: str, mine: str) -> Standing:
         view = await self._store.below(key_of(NAMES, clean(office)))
-        line = sorted(view.items, key=lambda item: item.create_revision)
+        candidates = [item for item in view.items if item.key == _candidate_key(office, item.lease_id)]
+        line = sorted(candidates, key=lambda item: item.create_revision)
         own = next((item for item in line if item.key == mine), None)
         if own is None:
             raise LeaseLapsed(f"the candidature for {office} has lapsed")

@@ -17,13 +17,12 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from etcd3aio import (
-    EtcdConnectionError,
     EtcdError,
     EtcdPermissionDeniedError,
     EtcdTransientError,
@@ -63,18 +62,14 @@ from services.name_resolve.store import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Read = tuple[tuple[str, ...], "asyncio.Future[View]"]
-"""Keys that somebody wants, and where the answer goes."""
 TIMEOUT_S = 5.0
 ATTEMPT_S = 2.0
 WRITE_S = 3.0
 """A write that a lost leader had taken is never answered; the caller knows sooner."""
 BACKOFF_S = (0.05, 1.0)
-MAX_READS_TOGETHER = 60
-"""Of at most two keys each: etcd refuses more than 128 operations in a transaction."""
-MAX_READERS = 2
-"""Read requests under way at once; a second one, so that a slow one does not hold up everybody."""
-PUT, DELETE = 0, 1
+MAX_KEYS_TOGETHER = 120
+"""etcd refuses more than 128 operations in a transaction."""
+PUT = 0
 CHANNEL_OPTIONS = [
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.max_receive_message_length", -1),
@@ -86,6 +81,14 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+MEANINGS: dict[grpc.StatusCode, type[HeadwayError]] = {
+    grpc.StatusCode.NOT_FOUND: LeaseLapsed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.PERMISSION_DENIED: Refused,
+    grpc.StatusCode.UNAUTHENTICATED: Refused,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+}
+"""Of the statuses that etcd answers with; any other: `Unavailable`."""
 STALE_TOKEN = ("invalid auth token", "user name is empty", "revision of auth store is old")
 """What etcd says to a token that a restart or a change of users has made worthless."""
 
@@ -131,6 +134,14 @@ class Member:
         self.lease.set_token(reply.token)
 
 
+class Reads:
+    """Keys that several callers want, and the answer for all of them."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.answer: asyncio.Task[View]
+
+
 class EtcdStore:
     """A cluster of one or more endpoints."""
 
@@ -146,9 +157,9 @@ class EtcdStore:
         self._timeout_s = timeout_s
         self._members: list[Member] = []
         self._current = 0
-        self._reads: list[Read] = []
-        self._readers: set[asyncio.Task[None]] = set()
-        self._num_alone = 0
+        self._is_reading = False
+        self._next_reads: Reads | None = None
+        self._one_batch = asyncio.Lock()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Store]:
@@ -163,19 +174,13 @@ class EtcdStore:
 
     async def get(self, *keys: str) -> View:
         """See `Store.get`; what comes while a request is under way goes together with the next one."""
-        if not self._num_alone and not self._readers:
-            self._num_alone += 1
-            try:
-                return await self._get_keys(keys)
-            finally:
-                self._num_alone -= 1
-        future: asyncio.Future[View] = asyncio.get_running_loop().create_future()
-        self._reads.append((keys, future))
-        if len(self._readers) < MAX_READERS:
-            task = asyncio.create_task(self._read_together(), name="etcd reads")
-            self._readers.add(task)
-            task.add_done_callback(self._readers.discard)
-        return await future
+        if self._is_reading:
+            return await self._get_with_others(keys)
+        self._is_reading = True
+        try:
+            return await self._get_keys(keys)
+        finally:
+            self._is_reading = False
 
     async def below(self, prefix: str) -> View:
         end = prefix_range_end(prefix)
@@ -233,10 +238,11 @@ class EtcdStore:
         revision, backoff_s = after, BACKOFF_S[0]
         while True:
             try:
-                async for news in self._watch_once(prefix, revision):
-                    revision, backoff_s = news.revision, BACKOFF_S[0]
-                    yield news
-            except (Unavailable, Refused) as error:
+                async with aclosing(self._watch_once(prefix, revision)) as stream:
+                    async for news in stream:
+                        revision, backoff_s = news.revision, BACKOFF_S[0]
+                        yield news
+            except HeadwayError as error:
                 log.warning("watch of %s after revision %d: %s; again in %.2f s", prefix, revision, error, backoff_s)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, BACKOFF_S[1])
@@ -262,26 +268,22 @@ class EtcdStore:
             stream.cancel()
         raise Unavailable(f"{member.endpoint} closed the watch")
 
-    async def _read_together(self) -> None:
-        """Answer reads until there are none: each request takes all that have come, and begins after they came."""
-        while self._reads:
-            together, self._reads = self._reads[:MAX_READS_TOGETHER], self._reads[MAX_READS_TOGETHER:]
-            await self._answer(together)
+    async def _get_with_others(self, keys: Sequence[str]) -> View:
+        """Read together with all who come before the request is made, so after each of them has come."""
+        reads = self._next_reads
+        if reads is None or len(reads.keys) + len(keys) > MAX_KEYS_TOGETHER:
+            reads = self._next_reads = Reads()
+            reads.answer = asyncio.create_task(self._answer(reads), name="etcd reads")
+            reads.answer.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have given up
+        reads.keys.update(keys)
+        view = await asyncio.shield(reads.answer)
+        return View(tuple(item for item in view.items if item.key in keys), view.revision)
 
-    async def _answer(self, reads: Sequence[Read]) -> None:
-        keys = list({key for wanted, _ in reads for key in wanted})
-        try:
-            view = await self._get_keys(keys)
-        except HeadwayError as error:
-            for _, future in reads:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        by_key = {item.key: item for item in view.items}
-        for wanted, future in reads:
-            if not future.done():
-                found = tuple(by_key[key] for key in wanted if key in by_key)
-                future.set_result(View(found, view.revision))
+    async def _answer(self, reads: Reads) -> View:
+        async with self._one_batch:
+            if self._next_reads is reads:
+                self._next_reads = None
+            return await self._get_keys(list(reads.keys))
 
     async def _get_keys(self, keys: Sequence[str]) -> View:
         return await (self._get_one(keys[0]) if len(keys) == 1 else self._get_many(keys))
@@ -376,29 +378,22 @@ class EtcdStore:
                 raise Refused(f"{what}: etcd at {member.endpoint} wants a user: {text}") from error
             member.token = None
             return
-        if isinstance(error, EtcdConnectionError | EtcdTransientError | TimeoutError):
+        meaning = _meaning(error)(f"{what}: etcd at {member.endpoint}: {text or 'no answer in time'}")
+        if isinstance(meaning, Unavailable):
             self._current = (self._members.index(member) + 1) % len(self._members)
-            raise Unavailable(f"{what}: etcd at {member.endpoint}: {text or 'no answer in time'}") from error
-        _raise(f"{what}: etcd at {member.endpoint}: {text}", error)
+        raise meaning from error
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._timeout_s
 
 
-def _raise(message: str, error: Exception) -> NoReturn:
-    """Raise what a failed call means to our callers."""
+def _meaning(error: Exception) -> type[HeadwayError]:
+    """What a failed call means to our callers."""
     if isinstance(error, EtcdPermissionDeniedError | EtcdUnauthenticatedError):
-        raise Refused(message) from error
+        return Refused
     if isinstance(error, grpc.aio.AioRpcError):
-        kinds: dict[grpc.StatusCode, type[HeadwayError]] = {
-            grpc.StatusCode.NOT_FOUND: LeaseLapsed,
-            grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-            grpc.StatusCode.PERMISSION_DENIED: Refused,
-            grpc.StatusCode.UNAUTHENTICATED: Refused,
-            grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
-        }
-        raise kinds.get(error.code(), Unavailable)(message) from error
-    raise Unavailable(message) from error
+        return MEANINGS.get(error.code(), Unavailable)
+    return Unavailable
 
 
 def _channel_to(endpoint: str, login: Login) -> grpc.aio.Channel:
@@ -448,6 +443,4 @@ def _compare(guard: Guard) -> Compare:
 def _operation(write: Write) -> RequestOp:
     if isinstance(write, Put):
         return KVService.txn_op_put(write.key, write.value, lease=write.lease_id)
-    if isinstance(write, Delete):
-        return KVService.txn_op_delete(write.key, range_end=prefix_range_end(write.key) if write.below else None)
-    raise TypeError(write)
+    return KVService.txn_op_delete(write.key, range_end=prefix_range_end(write.key) if write.below else None)

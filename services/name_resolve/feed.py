@@ -56,6 +56,9 @@ class Feed:
         self._num_seen = 0
         self._known_after = 0
         """What is remembered is complete after this revision."""
+        self._newest = 0
+        self._num_resets = 0
+        """How often the store turned out to be another one than before."""
         self._started = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -72,7 +75,8 @@ class Feed:
         consumes: the store's changes   waits for: the next one; unblocked by: any write
         produces: the followers' news   waits for: nothing
         """
-        self._known_after = (await self._store.get(ROOT)).revision
+        newest = (await self._store.get(ROOT)).revision
+        self._known_after = max(0, newest - NUM_REMEMBERED)  # followers of a former process go on where they were
         self._started.set()
         async for news in self._store.watch(ROOT, self._known_after):
             self._take(news)
@@ -82,34 +86,36 @@ class Feed:
     async def follow(self, prefix: str, after: int) -> News:
         """Changes below a prefix after a revision; with `after` 0, or where they are forgotten, a view first."""
         await self._started.wait()
-        if after > (await self._store.get(ROOT)).revision:
+        if after and after > (await self._store.get(ROOT)).revision:
             after = 0  # from a store that was replaced by an emptier one
         is_forgotten = 0 < after < self._known_after
-        source = self._store.watch(prefix, after) if is_forgotten else self._follow_from(prefix, after)
+        source = self._store.watch(prefix, after) if is_forgotten else self._follow_from(prefix, after or -1)
         async with aclosing(source) as changes:
             async for news in changes:
                 yield news
 
     async def _follow_from(self, prefix: str, after: int) -> News:
         """Waits for: the next change below the prefix; unblocked by: `run`."""
-        position = -1 if after == 0 else self._position_after(after)
-        while True:
-            oldest = self._num_seen - len(self._news)
-            if position < oldest:
+        position, num_resets = self._position_after(after), self._num_resets
+        while not self._is_closed:
+            if after < self._known_after or num_resets != self._num_resets:
+                num_resets = self._num_resets
                 view = await self._store.below(prefix)
-                yield view
                 after, position = view.revision, self._position_after(view.revision)
-                continue
-            if self._is_closed:
-                raise Unavailable("this replica of name-resolve is closing")
-            if position == self._num_seen:
+                is_another_store = after < self._known_after  # which `run` has yet to find out
+                yield view
+                if is_another_store:
+                    await self._changed.wait()
+            elif position < self._num_seen - len(self._news):
+                position = self._position_after(after)  # what it had not yet seen is after a view that it need not see
+            elif position == self._num_seen:
                 await self._changed.wait()
-                continue
-            news = self._news[position - oldest].below(prefix, after)
-            position += 1
-            if news.changes:
-                yield news
-            after = max(after, news.revision)
+            else:
+                news = self._news[position - self._num_seen].below(prefix, after)
+                position, after = position + 1, max(after, news.revision)
+                if news.changes:
+                    yield news
+        raise Unavailable("this replica of name-resolve is closing")
 
     def _position_after(self, revision: int) -> int:
         """Index, in all news ever seen, of the first that is not wholly before or at a revision."""
@@ -121,13 +127,14 @@ class Feed:
         return self._num_seen - num_later
 
     def _take(self, news: View | Changes) -> None:
-        """Remember changes; a view says that some were missed, so that every follower starts again."""
+        """Remember changes. A view says that those before it are gone; an older one, that the store is another one."""
         if isinstance(news, View):
+            self._num_resets += news.revision < self._newest
+            self._known_after = self._newest = news.revision
             self._news.clear()
-            self._num_seen += 1
-            self._known_after = news.revision
             return
         if len(self._news) == self._news.maxlen:
             self._known_after = self._news[0].revision
+        self._newest = news.revision
         self._news.append(Batch(news))
         self._num_seen += 1

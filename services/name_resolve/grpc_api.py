@@ -5,6 +5,7 @@ A Campaign stream that ends, for whatever reason, gives its lease back at once.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from headway.errors import InvalidInput, Unavailable
+from headway.errors import HeadwayError, InvalidInput, Unavailable
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.runtime.wire import version_from_wire, version_to_wire
@@ -29,6 +30,8 @@ from services.name_resolve.versions import Versions
 
 if TYPE_CHECKING:  # subscriptable in the type stubs only
     Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 3600.0
 DEFAULT_CAMPAIGN_TTL_S = 10.0
@@ -151,19 +154,24 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
         """Waits for: the candidates before this one, then for the end of the stream."""
         if self._closing.is_set():
             raise Unavailable(CLOSING)
-        lease_id = request.lease_id
-        if not lease_id:
-            lease_id = await self._names.grant(request.ttl_s or DEFAULT_CAMPAIGN_TTL_S)
-            await self._elections.enter(request.name, request.candidate, lease_id)
+        lease_id = request.lease_id or await self._names.grant(request.ttl_s or DEFAULT_CAMPAIGN_TTL_S)
         self._open_campaigns.add(lease_id)
         try:
+            if not request.lease_id:
+                await self._elections.enter(request.name, request.candidate, lease_id)
             with self._waits.waiting_for(f"{request.candidate or 'a candidate'} stands for {request.name}"):
                 async with aclosing(self._elections.stand(request.name, lease_id)) as standings:
                     async for standing in standings:
                         yield _standing(standing, lease_id)
         finally:
             self._open_campaigns.discard(lease_id)
-            self._supervisor.start(f"give up {request.name}", self._names.revoke(lease_id))
+            self._supervisor.start(f"give up {request.name}", self._give_up(request.name, lease_id))
+
+    async def _give_up(self, office: str, lease_id: int) -> None:
+        try:
+            await self._names.revoke(lease_id)
+        except HeadwayError as error:
+            log.warning("a candidature for %s ends when its lease lapses: %s", office, error)
 
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: "Context"

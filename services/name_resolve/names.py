@@ -134,8 +134,8 @@ class Names:
         key = key_of(NAMES, clean(prefix, may_be_empty=True))
         try:
             async with asyncio.timeout(wait_s), aclosing(self._feed.follow(key, 0)) as news:
-                async for _ in news:
-                    view = await self._store.below(key)
+                async for change in news:
+                    view = change if isinstance(change, View) else await self._store.below(key)
                     num_seen = len(view.items)
                     if num_seen >= min_entries:
                         return view
