@@ -2,9 +2,9 @@
 
     python -m benchmarks.weights [--parameters 860000 134515008] [--folder DIR] [--rounds 5]
 
-For each size: the time of `WeightStore.write` (shards, static files, manifest, hashes, fsync, rename), the time of writing and
-fsyncing the same bytes plainly, of hashing them, and the ratio to the slower of the two: the limit of a writer that hashes.
-Medians over the rounds; each round writes a new version, as training does.
+For each size: the time of `WeightStore.write` (shards, static files, manifest, hashes, fsync, rename), the time of
+writing and fsyncing the same bytes plainly, of hashing them, and the ratio to the slower of the two: the limit of a
+writer that hashes. Medians over the rounds; each round writes a new version, as training does.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,13 +45,13 @@ def measure(parameters: int, folder: Path, rounds: int) -> None:
     store = WeightStore(folder / "weights", STATIC)
     version, plain, hashing = [], [], []
     for step in range(rounds):
-        version.append(_seconds(lambda step=step: store.write(PolicyVersion(1, step), None, tensors)))
+        version.append(_seconds(partial(store.write, PolicyVersion(1, step), None, tensors)))
         store.remove_except([], keep_newest=1)
-        plain.append(_seconds(lambda step=step: _write(folder / f"plain-{step}", data)))
+        plain.append(_seconds(partial(_write, folder / f"plain-{step}", data)))
         (folder / f"plain-{step}").unlink()
-        hashing.append(_seconds(lambda: hashlib.sha256(data).digest()))
-    total, write, digest = (statistics.median(values) for values in (version, plain, hashing))
-    row = f"{parameters:>12} {len(data) / 1e6:>8.1f} {total * 1e3:>11.1f} ms {write * 1e3:>9.1f} ms {digest * 1e3:>6.1f} ms"
+        hashing.append(_seconds(partial(hashlib.sha256, data)))
+    total, write, digest = (statistics.median(values) * 1e3 for values in (version, plain, hashing))
+    row = f"{parameters:>12} {len(data) / 1e6:>8.1f} {total:>11.1f} ms {write:>9.1f} ms {digest:>6.1f} ms"
     print(f"{row} {total / max(write, digest):>12.2f}x")
     shutil.rmtree(folder / "weights")
 
