@@ -41,7 +41,7 @@ def main() -> None:
 
 def measure(parameters: int, folder: Path, rounds: int) -> None:
     tensors = _tensors(parameters)
-    data = b"".join(memoryview(tensor.numpy()).cast("B") for _, tensor in tensors)
+    data = b"".join(tensor.numpy().tobytes() for _, tensor in tensors)
     store = WeightStore(folder / "weights", STATIC)
     version, plain, hashing = [], [], []
     for step in range(rounds):
