@@ -54,11 +54,13 @@ def step_of(status: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * DEADLINE_S)
-def test_pods_train_to_the_end_and_an_upgrade_on_the_way_loses_nothing() -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_pods_train_to_the_end_and_an_upgrade_on_the_way_loses_nothing(nodes: int) -> None:
     if "HEADWAY_HELM_PODS" not in os.environ:
         pytest.skip("HEADWAY_HELM_PODS does not say where the nodes find the images")
     with new_namespace("3") as cluster:
-        train_and_upgrade(cluster, (*RUN, *os.environ["HEADWAY_HELM_PODS"].split()))
+        trainer = f"--set=trainer.replicas={nodes},experiment.overrides.allocation_mode=sglang:d2+d{nodes}"
+        train_and_upgrade(cluster, (*RUN, trainer, *os.environ["HEADWAY_HELM_PODS"].split()))
 
 
 def train_and_upgrade(cluster: Cluster, here: tuple[str, ...]) -> None:

@@ -17,6 +17,8 @@ workload: {{ $set }}
 environment:
   - {name: HEADWAY_WHEN_DONE, value: stay}
 {{- if gt (mul $nodes $processes) 1 }}
+  # Else the first node keeps the address of its last meeting, and a node that comes back waits for another one in vain.
+  - {name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE, value: "1"}
 command:
   - dumb-init
   - --single-child
