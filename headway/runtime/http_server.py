@@ -4,11 +4,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from headway.errors import InvalidInput
+from headway.runtime.tracing import is_tracing, served_span
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
@@ -35,6 +36,26 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Traced:
+    """An application whose answers to traced calls are spans."""
+
+    def __init__(self, app: "ASGIApplication") -> None:
+        self._app: Any = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with served_span(f"{scope['method']} {scope['path']}", lambda: scope["headers"]) as note:
+
+            async def noted(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    note("http.response.status_code", message["status"])
+                await send(message)
+
+            await self._app(scope, receive, noted)
+
+
 @asynccontextmanager
 async def serve_http(app: "ASGIApplication", host: str, port: int, grace_s: float = 2.0) -> AsyncIterator[int]:
     """Serve until the block is left; yields the bound port.
@@ -44,7 +65,7 @@ async def serve_http(app: "ASGIApplication", host: str, port: int, grace_s: floa
     """
     listener = _bind(host, port)
     settings = uvicorn.Config(
-        app,
+        Traced(app) if is_tracing() else app,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -13,8 +13,7 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace as replaced
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -191,10 +190,11 @@ class NameClient:
         def make(stub: Any) -> Any:
             return stub.Watch(pb.WatchRequest(prefix=self._absolute(prefix), from_revision=revision))
 
-        async for reply in self._link.stream(f"watch {self._absolute(prefix) or '/'}", make):
-            revision = reply.revision
-            for event in events_from_wire(reply, self.run):
-                yield event
+        async with aclosing(self._link.stream(f"watch {self._absolute(prefix) or '/'}", make)) as replies:
+            async for reply in replies:
+                revision = reply.revision
+                for event in events_from_wire(reply, self.run):
+                    yield event
 
     async def publish_version(self, version: PolicyVersion, manifest_sha256: str, fencing_token: int) -> None:
         """Make a version the run's current one.
@@ -239,12 +239,13 @@ class NameClient:
             seen = last.sequence if last else 0
             return stub.WatchVersion(pb.WatchVersionRequest(run=self.run, from_revision=revision, after_sequence=seen))
 
-        async for reply in self._link.stream(f"watch the versions of {self.run}", make):
-            revision = reply.revision
-            record = version_record_from_wire(reply.record, reply.has_gap)
-            if last is None or record.version > last.version:
-                last = replaced(record)
-                yield record
+        async with aclosing(self._link.stream(f"watch the versions of {self.run}", make)) as replies:
+            async for reply in replies:
+                revision = reply.revision
+                record = version_record_from_wire(reply.record, reply.has_gap)
+                if last is None or record.version > last.version:
+                    last = record
+                    yield record
 
     def campaign(
         self, office: str, candidate: str, *, ttl_s: float = 10.0, timeout_s: float | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -92,8 +92,9 @@ class Candidature:
         """
         while self._leadership is None:
             try:
-                async for reply in self._link.stream(f"campaign for {self._office}", self._open):
-                    self._on_reply(reply)
+                async with aclosing(self._link.stream(f"campaign for {self._office}", self._open)) as replies:
+                    async for reply in replies:
+                        self._on_reply(reply)
             except NotFound:
                 log.warning("the candidature of %s for %s has lapsed", self._candidate, self._office)
                 self._drop_lease()

@@ -25,6 +25,7 @@ import orjson
 from headway.errors import TimedOut
 from headway.runtime.grpc_client import connect
 from headway.runtime.names import NameClient, Put, Removed, Snapshot
+from headway.runtime.tracing import Attributes, current_span, span, trace_headers
 from headway.v1 import reward_pb2 as pb
 from headway.v1 import reward_pb2_grpc as rpc
 from headway.workflow.errors import RewardFailed, RewardTimeout
@@ -36,7 +37,9 @@ PREFIX = "services/reward"
 scored_item: ContextVar[str] = ContextVar("scored_item", default="")
 """What the running task scores, e.g. "0/17": it names the items in the status of the reward service."""
 MAX_ITEMS_PER_CALL = 256
-CALLS_PER_REPLICA = 4
+NEW_CALLS_PER_REPLICA = 4
+"""Calls without any result yet: while there are so many, items gather for the next one."""
+CALLS_PER_REPLICA = 128
 QUEUEING_S = 60.0
 """How long an item may wait for its turn, beside its own limit."""
 RETRY_PAUSE_S = 0.2
@@ -49,6 +52,8 @@ class Asked:
 
     item: pb.ScoreItem
     answer: "asyncio.Future[pb.ScoreResult]"
+    span: Any = None
+    """Whose work it is."""
 
 
 class Replica:
@@ -57,6 +62,7 @@ class Replica:
     def __init__(self, address: str) -> None:
         self.address = address
         self.num_calls = 0
+        self.num_new_calls = 0
         self.num_items = 0
         self.num_answered = 0
         self.max_items = MAX_ITEMS_PER_CALL
@@ -65,6 +71,10 @@ class Replica:
         """Second of the loop's clock before which it is not asked again."""
         self._channel = connect(address)
         self.stub = rpc.RewardStub(self._channel)
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_new_calls < NEW_CALLS_PER_REPLICA and self.num_calls < CALLS_PER_REPLICA
 
     async def status(self, timeout_s: float) -> pb.RewardStatus | str:
         try:
@@ -210,7 +220,7 @@ class RewardClient:
         return reward_of(await self._result(item))
 
     async def _result(self, item: pb.ScoreItem) -> pb.ScoreResult:
-        asked = Asked(item, asyncio.get_running_loop().create_future())
+        asked = Asked(item, asyncio.get_running_loop().create_future(), current_span())
         self._waiting.append(asked)
         self._pump_soon()
         try:
@@ -240,7 +250,7 @@ class RewardClient:
     def _best_replica(self) -> Replica | None:
         """The least loaded replica that has a free slot and did not just fail."""
         now = asyncio.get_running_loop().time()
-        free = [r for r in self._replicas.values() if r.num_calls < CALLS_PER_REPLICA and r.rests_until <= now]
+        free = [replica for replica in self._replicas.values() if replica.has_room and replica.rests_until <= now]
         return min(free, key=lambda replica: replica.num_items, default=None)
 
     def _take(self, max_items: int) -> list[Asked]:
@@ -251,6 +261,7 @@ class RewardClient:
 
     def _start_call(self, replica: Replica, batch: list[Asked]) -> None:
         replica.num_calls += 1
+        replica.num_new_calls += 1
         replica.num_items += len(batch)
         task = asyncio.get_running_loop().create_task(self._call(replica, batch), name=f"score at {replica.address}")
         self._calls.add(task)
@@ -272,12 +283,17 @@ class RewardClient:
     async def _stream(self, replica: Replica, missing: dict[int, Asked]) -> None:
         """One call; answered items leave `missing`."""
         request = pb.ScoreRequest(items=[asked.item for asked in missing.values()])
-        async for reply in replica.stub.Score(request, timeout=self._timeout_s + self._queueing_s):
-            for result in reply.results:
-                replica.num_answered += 1
-                asked = missing.pop(result.index, None)
-                if asked is not None and not asked.answer.done():
-                    asked.answer.set_result(result)
+        first, *others = (asked.span for asked in missing.values())
+        about: Attributes = {"server.address": replica.address, "headway.items": len(missing)}
+        with span("headway.v1.Reward/Score", about, calls_out=True, parent=first, links=others):
+            metadata = tuple(trace_headers().items())
+            limit_s = self._timeout_s + self._queueing_s
+            async for reply in replica.stub.Score(request, timeout=limit_s, metadata=metadata):
+                for result in reply.results:
+                    replica.num_answered += 1
+                    asked = missing.pop(result.index, None)
+                    if asked is not None and not asked.answer.done():
+                        asked.answer.set_result(result)
 
     def _on_call_failed(self, replica: Replica, missing: dict[int, Asked], error: grpc.aio.AioRpcError) -> None:
         """Let another replica, or this one a little later, score what has no result; refusals are final."""

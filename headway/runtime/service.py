@@ -28,6 +28,7 @@ from headway.config import ExperimentConfig, load_experiment
 from headway.errors import HeadwayError
 from headway.runtime.logs import configure_logging
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.tracing import tracing
 
 READY_PREFIX = "HEADWAY_READY "
 EXIT_MISTAKE = 2
@@ -81,7 +82,8 @@ def main(service: str, run: Run, argv: Sequence[str] | None = None) -> None:
     configure_logging(service, placement.instance)
     try:
         config = load_experiment(arguments.config, arguments.override)
-        uvloop.run(_serve(service, run, config, placement))
+        with tracing(config.rollout.enable_rollout_tracing, service, placement.instance, config.run_name):
+            uvloop.run(_serve(service, run, config, placement))
     except HeadwayError as error:
         log.error("%s", error)
         sys.exit(EXIT_MISTAKE)

@@ -3,7 +3,8 @@
     calls with begin and end  ->  choose one that could be first  ->  does its answer fit the state?  ->  the rest
                                          ^ and back, when nothing fits
 
-A call whose answer never came may have taken effect at any moment after its beginning, or never. A refusal is an answer.
+A call whose answer never came may have taken effect at any moment after its beginning, or never. A refusal is an
+answer.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -30,7 +31,7 @@ class Call:
 
 
 Model = Callable[[Hashable, Call], "tuple[bool, Hashable]"]
-"""(state, call) -> whether the call's answer fits the state, and the state afterwards. Unanswered, it fits any state."""
+"""(state, call) -> whether the call's answer fits the state, and the state afterwards. Unanswered, it fits any."""
 
 
 def explain(calls: Sequence[Call], model: Model, initial: Hashable = None) -> list[Call] | None:
