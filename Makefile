@@ -8,7 +8,7 @@ SOURCES := headway services tests benchmarks examples tools
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-unit test-sglang test-images test-compose test-helm helm verify fix stubs lock clean
+.PHONY: help setup quickstart test test-unit test-mutations test-sglang test-images test-compose test-helm helm verify fix stubs lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: setup ## Run the whole test suite
 
 test-unit: setup ## Run the unit tests
 	$(PYTEST) tests/unit
+
+test-mutations: setup ## Take each guard out by hand, and see that a test fails
+	$(BIN)/python tools/mutations.py
 
 test-images: ## Build every image and check it; skipped where no Docker engine is reachable
 	tools/test_images.sh

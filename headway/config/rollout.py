@@ -74,7 +74,8 @@ class RolloutConfig(Section):
     (`mask`), the group is thrown away and its prompt queued again (`discard`), the trainer waits for the groups that
     would otherwise go stale (`wait`), or it is used as it is (`allow`)."""
     enable_rollout_tracing: bool = False
-    """A span for each task and each request (OpenTelemetry)."""
+    """A span for each task and each request, over HTTP and gRPC, and the session tracer. Needs `headway[tracing]`; where
+    the spans go is said by OpenTelemetry's environment variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on)."""
     dump_to_file: bool = False
     """Write every sample as a line of JSON to `rollout/{step}/samples.jsonl`, those of evaluations below
     `eval-rollout/`; the step is that of the newest version that made a token of the group."""

@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from headway.runtime.tracing import trace_headers
 from services.rollout_controller.engine_api import RequestRefused, ServerBusy, ServerFailed, ServerGone, ServerSilent
 
 CONNECT_S = 5.0
@@ -60,7 +61,8 @@ class EngineHttp:
             ServerGone: The connection was refused, or broke.
         """
         try:
-            async with self._session.post(self.url + path, data=orjson.dumps(body), headers=self._headers) as reply:
+            headers = {**self._headers, **trace_headers()}
+            async with self._session.post(self.url + path, data=orjson.dumps(body), headers=headers) as reply:
                 if reply.status != 200:
                     raise failure(reply.status, f"{self.url}{path}: {message_of(_decoded(await reply.read()))}")
                 async for payload in _events(reply.content):

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from headway.core.evidence import Contradiction
+from headway.runtime.tracing import Attributes, current_span, span
 from services.rollout_controller.engine_api import Dialect, RequestRefused, ServerBusy, ServerFailed, ServerGone
 from services.rollout_controller.engine_http import EngineHttp, failure
 from services.rollout_controller.piece import Piece
@@ -58,6 +59,7 @@ class EngineServer:
             RequestRefused, ServerBusy, ServerFailed: By kind; the piece keeps what had arrived.
             Contradiction: An event could not be believed.
         """
+        piece.span = current_span()
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
         self._queue.append(piece)
@@ -130,10 +132,17 @@ class EngineServer:
 
     async def _stream(self, pieces: Sequence[Piece]) -> None:
         path, body = self.dialect.generate_call(pieces)
-        async with aclosing(self.http.stream(path, body)) as events:
-            async for payload in events:
-                self.num_events += 1
-                self._apply(payload, pieces)
+        about: Attributes = {
+            "server.address": self.http.url,
+            "headway.version": self.label,
+            "headway.pieces": len(pieces),
+        }
+        first, *others = (piece.span for piece in pieces)
+        with span(f"POST {path}", about, calls_out=True, parent=first, links=others):
+            async with aclosing(self.http.stream(path, body)) as events:
+                async for payload in events:
+                    self.num_events += 1
+                    self._apply(payload, pieces)
 
     def _apply(self, payload: bytes, pieces: Sequence[Piece]) -> None:
         """Feed one event to its piece; one that cannot be believed ends that piece, or all when it names none.

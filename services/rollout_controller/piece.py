@@ -11,7 +11,7 @@ version to be.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from headway.core.evidence import Contradiction, Span
 
@@ -71,6 +71,7 @@ class Piece:
         "logprobs",
         "rid",
         "sampling",
+        "span",
         "spans",
         "trusted",
     )
@@ -84,6 +85,8 @@ class Piece:
         self.logprobs: list[float] = []
         self.spans: list[Span] | None = None
         self.finish: Finish | None = None
+        self.span: Any = None
+        """Whose work it is, for traces."""
         self.trusted = 0
         """Leading tokens whose version the server has stated."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

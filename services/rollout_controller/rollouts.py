@@ -17,6 +17,7 @@ import orjson
 
 from headway.core.trajectory import Group, Outcome, Trajectory
 from headway.runtime.rewards import scored_item
+from headway.runtime.tracing import Attributes, span
 from headway.runtime.wire import group_to_wire
 from headway.v1 import types_pb2 as pb
 from headway.workflow.api import InferenceEngine, ModelRequest, ModelResponse, RewardFunction, RolloutWorkflow
@@ -81,7 +82,12 @@ class TimedEngine:
         activity = _activity.get()
         began = _begin(activity)
         try:
-            return await self._engine.agenerate(req)
+            with span("generate", {"headway.rid": req.rid, "headway.prompt_tokens": len(req.input_ids)}) as note:
+                response = await self._engine.agenerate(req)
+                note("headway.tokens", response.output_len)
+                note("headway.pieces", response.num_pieces)
+                note("headway.stop_reason", response.stop_reason)
+                return response
         finally:
             activity.generate_s += _end(activity, "generate", began)
 
@@ -93,7 +99,10 @@ def timed(reward_fn: RewardFunction) -> RewardFunction:
         activity = _activity.get()
         began = _begin(activity)
         try:
-            return await reward_fn(*args, **kwargs)
+            with span("reward") as note:
+                reward = await reward_fn(*args, **kwargs)
+                note("headway.reward", reward)
+                return reward
         finally:
             activity.reward_s += _end(activity, "reward", began)
 
@@ -157,10 +166,17 @@ class GroupRunner:
             return await self._run(task, attempt, num_samples)
         await records.room()
         sessions, outcome = collect_sessions(), Outcome.CANCELLED
+        about: Attributes = {
+            "headway.task_id": task.task_id,
+            "headway.attempt": attempt,
+            "headway.kind": self._records.kind,
+        }
         try:
-            end = await self._run(task, attempt, num_samples)
-            outcome = end.outcome
-            return end
+            with span("rollout", about) as note:
+                end = await self._run(task, attempt, num_samples)
+                outcome = end.outcome
+                note("headway.outcome", outcome)
+                return end
         finally:
             records.add(GroupSessions(self._records.kind, task.task_id, attempt, outcome, sessions))
 

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from headway.core.trajectory import Outcome
+from headway.runtime.tracing import span
 from headway.workflow.api import EpisodeResult, InferenceEngine, RolloutWorkflow
 
 FILE = "sessions.jsonl"
@@ -80,7 +81,8 @@ class RecordedWorkflow(RolloutWorkflow):
         if sessions is not None:
             sessions.append(session)
         try:
-            result = await self._workflow.arun_episode(engine, data)
+            with span("episode"):
+                result = await self._workflow.arun_episode(engine, data)
             session.status = "finished"
             return result
         except Exception as error:

@@ -147,7 +147,7 @@ async def test_the_status_answers_what_a_person_asks(tmp_path: Path) -> None:
         assert any("published version" in wait["what"] for wait in before["waits"])
         await here.publish(PolicyVersion(1, 0))
         await submit(here.stub, 12)
-        await _until(here, lambda status: status["tasks"]["ready"] == 8)
+        await until(here, lambda status: status["tasks"]["ready"] == 8)
         status = await here.get("/v1/status")
         assert status["published_version"] == "v1.0"
         assert status["tasks"]["submitted"] == 12
@@ -180,7 +180,7 @@ async def test_every_sample_and_episode_is_on_disk_when_the_controller_has_ended
     async with world(tmp_path, *asked, "rollout.check_trajectory_format=true") as here:
         await here.publish(PolicyVersion(1, 0))
         await submit(here.stub, 4)
-        await _until(here, lambda status: status["tasks"]["ready"] == 4)
+        await until(here, lambda status: status["tasks"]["ready"] == 4)
         assert await evaluate(here.stub, 2, num_samples=3) == 2 * 3
     paths = here.config.paths
     samples = lines_of(paths.rollouts / "0" / "samples.jsonl")
@@ -204,7 +204,7 @@ async def test_a_workflow_that_returns_a_fault_is_named_by_its_first_one(tmp_pat
     async with world(tmp_path, *asked) as here:
         await here.publish(PolicyVersion(1, 0))
         await submit(here.stub, 1)
-        await _until(here, lambda status: status["tasks"]["quarantined"] == 1)
+        await until(here, lambda status: status["tasks"]["quarantined"] == 1)
         quarantined = (await here.get("/v1/report"))["quarantined"]
         assert "input_ids holds float64; expected whole numbers" in str(quarantined)
 
@@ -235,7 +235,7 @@ async def test_a_mistake_in_the_file_ends_the_start_with_its_name(tmp_path: Path
             pass
 
 
-async def _until(here: World, condition: Any) -> None:
+async def until(here: World, condition: Any) -> None:
     async with asyncio.timeout(20):
         while not condition(await here.get("/v1/status")):  # noqa: ASYNC110 - seen from outside, over HTTP
             await asyncio.sleep(0.01)
