@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helm_chart import helm, helm_of
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Cluster:

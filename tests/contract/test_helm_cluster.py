@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from helm_chart import CHART, MAJORS
-from helm_cluster import Cluster, new_namespace
+from helm_cluster import DEADLINE_S, Cluster, new_namespace
+
+pytestmark = pytest.mark.timeout(8 * DEADLINE_S)
 
 CPU = ("--values", str(CHART / "profiles" / "cpu.yaml"))
 SEVERAL = (

@@ -13,7 +13,7 @@ from helm_chart import container, rendered
 
 from services.inference.child import free_port
 
-DEADLINE_S = 100.0
+DEADLINE_S = 200.0
 RANK = """
 import os, sys, time
 import torch.distributed as dist
@@ -65,6 +65,7 @@ def wait_for(what: str, holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * DEADLINE_S)
 def test_a_node_that_was_lost_comes_back_and_all_start_again(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     port = free_port("127.0.0.1")
