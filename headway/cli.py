@@ -11,6 +11,7 @@ from rich.console import Console
 from headway.config.cli import config_app
 from headway.errors import HeadwayError
 from headway.runtime.names_cli import names_app, versions
+from services.trainer.sft import sft
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning for language models, run as services.", no_args_is_help=True
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(names_app, name="names")
 app.command()(versions)
+app.command()(sft)
 EXIT_MISTAKE = 2
 DEFAULT_URL = "http://127.0.0.1:8470"
 

@@ -151,7 +151,7 @@ class ActorConfig(ModelConfig):
     )
 
     optimizer: OptimizerConfig | None = OptimizerConfig()
-    """null: no update."""
+    """Never null: `lr: 0` shows what rollouts give without an update."""
     grad_reduce_dtype: Dtype = "float32"
     """Type in which gradients are added up over ranks."""
     weight_update_mode: Literal["disk", "xccl"] = "disk"

@@ -77,6 +77,12 @@ def _text_of(config: ExperimentConfig, half: str) -> str | None:
     return config.rollout.backend if half == "rollout.backend" else config.actor.backend
 
 
+def _optimizer(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
+    if config.actor.optimizer is None:
+        message = "null would never change the model: leave it out, or set lr to 0 to see what rollouts give"
+        yield Conflict(("actor.optimizer",), message)
+
+
 def _devices(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
     keys = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node")
     have = config.cluster.n_nodes * config.cluster.n_gpus_per_node
@@ -332,6 +338,7 @@ def _schedules(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
 
 
 CHECKS: tuple[Check, ...] = (
+    _optimizer,
     _names,
     _devices,
     _engine,

@@ -50,6 +50,7 @@ AREAL = Path(__file__).with_name("areal_files") / "gsm8k_grpo.yaml"
             ["actor.overlong_reward_penalty=true", "actor.overlong_tokens=2000", "actor.overlong_penalty_factor=1"],
             "a tail of 2000 tokens is longer than max_new_tokens 1024",
         ),
+        (["actor.optimizer=null"], "null would never change the model"),
         (["actor.kl_ctl=0.1"], None),
         (["actor.kl_ctl=0.1", "ref=null"], "0.1 needs a reference model"),
         (["ref.scheduling_strategy.type=separation"], "lives in the trainer's processes"),
