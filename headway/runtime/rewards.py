@@ -62,7 +62,8 @@ class Replica:
     def __init__(self, address: str) -> None:
         self.address = address
         self.num_calls = 0
-        self.num_new_calls = 0
+        self.new_calls: set[asyncio.Task[None]] = set()
+        """Those without any result yet."""
         self.num_items = 0
         self.num_answered = 0
         self.max_items = MAX_ITEMS_PER_CALL
@@ -74,7 +75,7 @@ class Replica:
 
     @property
     def has_room(self) -> bool:
-        return self.num_new_calls < NEW_CALLS_PER_REPLICA and self.num_calls < CALLS_PER_REPLICA
+        return len(self.new_calls) < NEW_CALLS_PER_REPLICA and self.num_calls < CALLS_PER_REPLICA
 
     async def status(self, timeout_s: float) -> pb.RewardStatus | str:
         try:
@@ -261,9 +262,10 @@ class RewardClient:
 
     def _start_call(self, replica: Replica, batch: list[Asked]) -> None:
         replica.num_calls += 1
-        replica.num_new_calls += 1
         replica.num_items += len(batch)
         task = asyncio.get_running_loop().create_task(self._call(replica, batch), name=f"score at {replica.address}")
+        replica.new_calls.add(task)
+        task.add_done_callback(replica.new_calls.discard)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
@@ -277,7 +279,7 @@ class RewardClient:
             self._on_call_failed(replica, missing, error)
         finally:
             replica.num_calls -= 1
-            replica.num_items -= len(batch)
+            replica.num_items -= len(missing)
             self._pump_soon()
 
     async def _stream(self, replica: Replica, missing: dict[int, Asked]) -> None:
@@ -289,11 +291,21 @@ class RewardClient:
             metadata = tuple(trace_headers().items())
             limit_s = self._timeout_s + self._queueing_s
             async for reply in replica.stub.Score(request, timeout=limit_s, metadata=metadata):
-                for result in reply.results:
-                    replica.num_answered += 1
-                    asked = missing.pop(result.index, None)
-                    if asked is not None and not asked.answer.done():
-                        asked.answer.set_result(result)
+                self._take_in(replica, missing, reply)
+
+    def _take_in(self, replica: Replica, missing: dict[int, Asked], reply: pb.ScoreReply) -> None:
+        for result in reply.results:
+            asked = missing.pop(result.index, None)
+            if asked is None:
+                continue
+            replica.num_answered += 1
+            replica.num_items -= 1
+            if not asked.answer.done():
+                asked.answer.set_result(result)
+        task = asyncio.current_task()
+        if task in replica.new_calls:
+            replica.new_calls.remove(task)
+            self._pump_soon()
 
     def _on_call_failed(self, replica: Replica, missing: dict[int, Asked], error: grpc.aio.AioRpcError) -> None:
         """Let another replica, or this one a little later, score what has no result; refusals are final."""

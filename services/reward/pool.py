@@ -35,8 +35,9 @@ TICK_S = 0.003
 WAITING_AFTER_S = 0.006
 CHILDREN_AFTER_S = 0.25
 CHILDREN_TIMES_TYPICAL = 5.0
-LONG_TIMES_USUAL = 20.0
-FLOOD_PER_WORKER = 2
+LONG_TIMES_USUAL = 5.0
+LONG_S = 0.25
+FLOOD_PER_WORKER = 1
 YOUNG_ITEMS = 20
 YOUNG_CPU_S = 0.04
 STALLED_AFTER_S = 30.0
@@ -263,17 +264,19 @@ class Pool:
     def _watch_slow(self, worker: WorkerHandle, job: Job, elapsed_s: float) -> None:
         """Put a worker aside whose item burns more CPU than is usual, or only waits, while others wait for a worker."""
         queue = self._queues[job.function]
-        if not worker.is_aside:
-            others_wait = self._queues.num_waiting > 0 or worker.num_open > 1
-            if not others_wait or len(self.crew.aside) >= ASIDE_PER_WORKER * self.settings.num_workers:
-                return
-            worker.burns = queue.seal != Seal.OPEN and worker.cpu_of_current_s() > _usual_cpu_s(worker, queue)
-            if worker.burns or _only_waits(worker, queue, elapsed_s):
-                worker.is_aside = True
-                self._push_back(worker.take_back(keep=job))
-                self.crew.refill()
-        elif worker.burns and worker.cpu_of_current_s() > LONG_TIMES_USUAL * queue.usual_cpu_s:
-            worker.go_last()
+        cpu_s = 0.0 if queue.seal == Seal.OPEN else worker.cpu_of_current_s()
+        if worker.is_aside:
+            if worker.burns and cpu_s > max(LONG_S, LONG_TIMES_USUAL * queue.usual_cpu_s):
+                worker.go_last()
+            return
+        others_wait = self._queues.num_waiting > 0 or worker.num_open > 1
+        if not others_wait or len(self.crew.aside) >= ASIDE_PER_WORKER * self.settings.num_workers:
+            return
+        worker.burns = cpu_s > _usual_cpu_s(worker, queue)
+        if worker.burns or _only_waits(worker, queue, elapsed_s, cpu_s):
+            worker.is_aside = True
+            self._push_back(worker.take_back(keep=job))
+            self.crew.refill()
 
     def _stem_flood(self) -> None:
         """A few items that burn may be honest, and share the CPU. Many go last, or they would take it from others."""
@@ -292,11 +295,11 @@ def _usual_cpu_s(worker: WorkerHandle, queue: Queue) -> float:
     return queue.usual_cpu_s + (YOUNG_CPU_S if _is_young(worker) else 0.0)
 
 
-def _only_waits(worker: WorkerHandle, queue: Queue, elapsed_s: float) -> bool:
+def _only_waits(worker: WorkerHandle, queue: Queue, elapsed_s: float, cpu_s: float) -> bool:
     """Whether an item keeps its worker without computing in it."""
     if queue.seal == Seal.OPEN:  # its children compute
         return elapsed_s > max(CHILDREN_AFTER_S, CHILDREN_TIMES_TYPICAL * queue.typical_s)
-    return elapsed_s > WAITING_AFTER_S and worker.is_sleeping()
+    return elapsed_s > max(WAITING_AFTER_S, 2 * cpu_s) and worker.is_sleeping()
 
 
 def cause_of_death(wait_status: int | None) -> "tuple[pb.ScoreStatus.ValueType, str]":
