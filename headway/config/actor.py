@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from headway.config.cluster import SchedulingSpec, SchedulingStrategy
-from headway.config.section import NullMeans, Section
+from headway.config.section import NoMeaning, NullMeans, Section
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -31,8 +31,11 @@ class MicroBatchSpec(Section):
     """So many neighbouring sequences stay in one micro-batch."""
     max_tokens_per_mb: PositiveInt | None = None
     """Token budget of one micro-batch on one rank; a longer single sequence is refused. null: no budget."""
-    packing: Literal["ffd", "kk"] = "ffd"
-    """How sequences are put into micro-batches: first fit decreasing, or Karmarkar-Karp."""
+    packing: Annotated[
+        Literal["ffd", "kk"], NoMeaning("one packer serves both: few micro-batches, and evenly filled")
+    ] = "ffd"
+    """AReaL's choice between first fit decreasing and Karmarkar-Karp. Both are served by one packer: it takes no more
+    micro-batches than best fit decreasing does, and fills them as evenly as Karmarkar-Karp's differencing."""
 
 
 class OptimizerConfig(Section):

@@ -60,7 +60,7 @@ class SchedulerConfig(Section):
 
 
 class SchedulingSpec(Section):
-    """Resources of one process of a service: limits in the local launcher, requests in the chart's values."""
+    """Resources of one process of a service on this machine; the chart has them in its values."""
 
     task_type: Annotated[str, NoMeaning("every service knows what it is")] = "worker"
     """AReaL's kind of task."""
@@ -69,15 +69,23 @@ class SchedulingSpec(Section):
     gpu: NonNegativeInt = 0
     """GPUs of the process."""
     mem: PositiveInt = 32
-    """Memory in GB for each GPU, or for the process where there is no GPU."""
+    """Memory in GB for each GPU, or for the process where there is no GPU. A machine that has less is told in a note;
+    the chart's limits stand in its values."""
     port_count: Annotated[NonNegativeInt, NoMeaning("services bind free ports and register them")] = 2
     """AReaL's number of ports."""
-    image: str | None = None
-    """Container image in the chart's values; null: the chart's."""
+    image: Annotated[
+        str | None, NoMeaning("the chart's values name the images: `trainer.image`, `inference.image`")
+    ] = None
+    """AReaL's container image of a worker."""
     cmd: Annotated[str | None, NoMeaning("it names AReaL's own RPC server; every service knows its command")] = None
     """AReaL's command of a worker."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables set in the process."""
+
+    @property
+    def memory_gb(self) -> int:
+        """Memory of the process."""
+        return self.mem * max(1, self.gpu)
 
 
 class SchedulingStrategy(Section):

@@ -1,6 +1,7 @@
 """Try what a run needs, on this machine and without starting it: what `headway config check` tells.
 
-    tokenizer -> model -> rows -> longest sequence -> workflow -> reward on a row -> engine, etcd, ports, disk, devices
+    tokenizer -> model -> rows -> longest sequence -> workflow -> reward on a row -> engine, etcd, ports, disk, memory,
+    devices
 
 Each probe stands alone: one that fails is told, and the next ones go on with what there is.
 """
@@ -225,5 +226,6 @@ PROBES: tuple[tuple[str, Callable[[ExperimentConfig, Ground], Result | None]], .
     ("etcd", _on_machine(machine.etcd)),
     ("ports", _on_machine(machine.ports)),
     ("disk", _on_machine(machine.disk)),
+    ("memory", _on_machine(machine.memory)),
     ("devices", _on_machine(machine.devices)),
 )

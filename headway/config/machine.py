@@ -14,6 +14,7 @@ from headway.config.experiment import ExperimentConfig
 from headway.errors import InvalidInput
 
 MB = 1 << 20
+GB = 1 << 30
 CONNECT_S = 2.0
 KEPT_VERSIONS = 3
 """Published versions on the disk at once: the served one, the one before it, the one being written."""
@@ -135,6 +136,18 @@ def disk(config: ExperimentConfig) -> Result:
         need += (config.recover.keep_last + 1) * CHECKPOINT_SIZES[config.actor.optimizer.type] * model
     text = f"{free / MB:.0f} MB free below {folder}, about {need / MB:.0f} MB needed for weights and checkpoints"
     return Result(Status.OK if free > need else Status.BAD, text)
+
+
+def memory(config: ExperimentConfig) -> Result | None:
+    """Whether this machine has the memory that `scheduling_spec` asks for; None: it asks for none here."""
+    ranks = config.allocation.training.world_size * sum(spec.memory_gb for spec in config.actor.scheduling_spec)
+    engines = config.allocation.num_servers * sum(spec.memory_gb for spec in config.rollout.scheduling_spec)
+    wanted = (ranks + engines) / config.cluster.n_nodes
+    if wanted == 0 or config.scheduler.type == "kubernetes":
+        return None
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
+    text = f"scheduling_spec asks for {wanted:.0f} GB in all (mem), this machine has {has:.0f}"
+    return Result(Status.OK if has >= wanted else Status.NOTE, text)
 
 
 def devices(config: ExperimentConfig) -> Result | None:

@@ -74,8 +74,8 @@ class RolloutConfig(Section):
     (`mask`), the group is thrown away and its prompt queued again (`discard`), the trainer waits for the groups that
     would otherwise go stale (`wait`), or it is used as it is (`allow`)."""
     enable_rollout_tracing: bool = False
-    """A span for each task and each request, over HTTP and gRPC, and the session tracer. Needs `headway[tracing]`; where
-    the spans go is said by OpenTelemetry's environment variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on)."""
+    """A span for each task and each request, over HTTP and gRPC, and the session tracer. Needs `headway[tracing]`;
+    where the spans go is said by OpenTelemetry's environment variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on)."""
     dump_to_file: bool = False
     """Write every sample as a line of JSON to `rollout/{step}/samples.jsonl`, those of evaluations below
     `eval-rollout/`; the step is that of the newest version that made a token of the group."""
@@ -95,7 +95,8 @@ class RolloutConfig(Section):
     schedule_policy: Literal["round_robin", "least_load", "prefix_affinity"] = "round_robin"
     """How a server is chosen: in turn, by tokens in flight, or where the prompt's prefix is already cached."""
     lora_name: str = "default_lora"
-    """Name under which the engines serve the adapter, with `actor.use_lora`."""
+    """AReaL's name of the adapter in the engines. With `actor.use_lora` the weights are published merged, so that the
+    engines know of no adapter."""
     scheduling_spec: list[SchedulingSpec] = Field(default_factory=list)
     """Resources of the inference services."""
     scheduling_strategy: SchedulingStrategy = SchedulingStrategy()

@@ -4,14 +4,4 @@ A test compares this list with what the code reads: a key that gains its reader 
 Lists of sections appear as `key.0`.
 """
 
-UNREAD: frozenset[str] = frozenset(
-    {
-        "rollout.lora_name",
-        "rollout.scheduling_spec.0.mem",
-        "rollout.scheduling_spec.0.image",
-        "actor.mb_spec.packing",
-        "actor.scheduling_spec.0.mem",
-        "actor.scheduling_spec.0.image",
-        "ref.mb_spec.packing",
-    }
-)
+UNREAD: frozenset[str] = frozenset({"rollout.lora_name"})

@@ -20,6 +20,7 @@ from rich.console import Console
 
 import headway
 from headway.config import save_resolved
+from headway.config.machine import Status, memory
 from headway.errors import Unavailable
 from headway.launcher.live import LiveLine, Pace, phase_text
 from headway.launcher.plan import Launch, etcd, move_aside
@@ -58,6 +59,8 @@ async def up(launch: Launch, console: Console) -> dict[str, Any]:
     for folder in (paths.run, paths.logs):
         folder.mkdir(parents=True, exist_ok=True)
     save_resolved(launch.config, paths.run / "config.yaml")
+    if (found := memory(launch.config)) is not None and found.status is Status.NOTE:
+        console.print(f"note: {found.text}", markup=False)
     console.print(f"headway {headway.__version__}  {launch.config.run_name}  logs in {paths.logs}")
 
     def on_retry(failure: ChildFailed) -> None:

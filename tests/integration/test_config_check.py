@@ -161,6 +161,15 @@ def test_the_flags_of_an_outside_engine_are_shown(scaled: list[str]) -> None:
     assert found([*engine, "inference.command=[no-such-program]"])["engine"].status is Status.BAD
 
 
+def test_memory_that_is_not_there_is_noted(scaled: list[str]) -> None:
+    asked = [*scaled, "rollout.scheduling_spec=[]", "ref.scheduling_spec=[]"]
+    assert "memory" not in found([*asked, "actor.scheduling_spec=[]"])
+    finding = found([*asked, "actor.scheduling_spec=[{mem: 1000000, gpu: 2}]"])["memory"]
+    assert finding.status is Status.NOTE
+    assert "asks for 2000000 GB" in finding.text
+    assert found([*asked, "actor.scheduling_spec=[{mem: 1}]"])["memory"].status is Status.OK
+
+
 def test_devices_that_are_not_there_are_noted(scaled: list[str]) -> None:
     finding = found([*scaled, "cluster.n_gpus_per_node=1000000"])["devices"]
     assert finding.status is Status.NOTE
