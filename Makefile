@@ -8,7 +8,7 @@ SOURCES := headway services tests benchmarks examples tools
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-unit test-mutations test-sglang test-images test-compose test-helm helm verify fix stubs lock clean
+.PHONY: help setup quickstart smollm2 test test-unit test-mutations test-sglang test-images test-compose test-helm helm verify fix stubs lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test-unit: setup ## Run the unit tests
 
 test-mutations: setup ## Take each guard out by hand, and see that a test fails
 	$(BIN)/python tools/mutations.py
+
+test-sglang: setup ## Hold the engine contract against real SGLang on CPU, in an environment of its own
+	PYTHON=$(PYTHON) tools/sglang_cpu/setup.sh .venv-sglang
+	HEADWAY_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(PYTEST) tests/contract/test_engine_*.py tests/contract/test_fleet_real_engines.py
 
 test-images: ## Build every image and check it; skipped where no Docker engine is reachable
 	tools/test_images.sh
