@@ -20,7 +20,7 @@ from services.name_resolve.etcd import Login, Member
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 MANIFEST = "a" * 64
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 
 
 @dataclass

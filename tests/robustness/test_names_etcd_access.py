@@ -19,7 +19,7 @@ from services.name_resolve.etcd import EtcdStore, Login, Member
 from services.name_resolve.keys import ROOT
 
 RUN = "exp/trial"
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 @asynccontextmanager

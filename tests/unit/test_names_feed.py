@@ -12,7 +12,7 @@ from services.name_resolve.keys import ROOT
 from services.name_resolve.store import Changes, Delete, News, Put, View
 from services.name_resolve.tree import Tree
 
-DEADLINE_S = 5.0
+DEADLINE_S = 20.0
 
 
 class LaggingStore:
