@@ -5,9 +5,9 @@
     python -m benchmarks.reward latency [--count 2000]
 
 `math`: rewards per second on all cores, while 0, 1 or 5 % of the items never end: because they burn (a sympy call
-without end), or because they only wait. Peers: the same function called directly in a loop (times the cores: the most that this
-machine can do), a ProcessPoolExecutor, and math-verify with the timeouts that TRL's `accuracy_reward` gives it. Every
-item is another one, so nothing comes from the cache; half of the answers are numbers, half are expressions.
+without end), or because they only wait. Peers: the same function called directly in a loop (times the cores: the most
+that this machine can do), a ProcessPoolExecutor, and math-verify with the timeouts that TRL's `accuracy_reward` gives
+it. Every item is another one, so nothing comes from the cache; half of the answers are numbers, half are expressions.
 `code`: three assertions on a small function. Peer: `subprocess.run` of the interpreter, with the code and assertions.
 `latency`: what the service adds to a trivial function for one call at a time.
 

@@ -66,7 +66,7 @@ def item(name: str, completion: str = "", **data: object) -> pb.ScoreItem:
     return pb.ScoreItem(item_id=name, completion=completion, data_json=orjson.dumps(data))
 
 
-async def score(stub: rpc.RewardStub, *items: pb.ScoreItem, timeout_s: float = 30) -> list[pb.ScoreResult]:
+async def score(stub: rpc.RewardStub, *items: pb.ScoreItem, timeout_s: float = 60) -> list[pb.ScoreResult]:
     with translating("score"):
         call = stub.Score(pb.ScoreRequest(items=items), timeout=timeout_s)
         results = [result async for reply in call for result in reply.results]
@@ -82,7 +82,7 @@ async def status_of(stub: rpc.RewardStub) -> pb.RewardStatus:
 
 
 async def until_running(stub: rpc.RewardStub, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await status_of(stub)).num_running < count:  # noqa: ASYNC110 - the status is asked for, nobody tells
             await asyncio.sleep(0.01)
 
@@ -150,7 +150,7 @@ async def test_what_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
         with pytest.raises(TimedOut):
             await score(stub, *[item("x", seconds=500) for _ in range(20)], timeout_s=0.5)
         assert [result.reward for result in await score(stub, item("x", seconds=0))] == [1.0]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (status := await status_of(stub)).num_running + status.num_queued:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
         assert dict(status.num_by_status) == {"ok": 1}

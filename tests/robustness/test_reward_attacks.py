@@ -30,6 +30,8 @@ from services.reward.sandbox import layers
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_S = 1.5
+PATIENCE_S = 15.0
+"""Limit of what is expected to end by itself, on a slow machine too."""
 NEIGHBOURS = 12
 needs_sandbox = pytest.mark.skipif(not layers().has_sandbox, reason="; ".join(layers().missing))
 needs_seccomp = pytest.mark.skipif("seccomp" not in layers().active, reason="; ".join(layers().missing))
@@ -61,7 +63,7 @@ class Service:
     async def score(self, *items: pb.ScoreItem) -> list[pb.ScoreResult]:
         """The results, in the order of the items."""
         request = pb.ScoreRequest(items=items)
-        results = [result async for reply in self.stub.Score(request, timeout=60) for result in reply.results]
+        results = [result async for reply in self.stub.Score(request, timeout=90) for result in reply.results]
         return sorted(results, key=lambda result: result.index)
 
     async def among_neighbours(self, item: pb.ScoreItem) -> pb.ScoreResult:
@@ -75,15 +77,26 @@ class Service:
         assert [other.status for other in results] == [pb.SCORE_STATUS_OK] * len(others), results
         rewards = [float(number % 3 == 1) for number in range(NEIGHBOURS)] + [*map(float, range(NEIGHBOURS))]
         assert [other.reward for other in results] == rewards
-        assert result.elapsed_s < LIMIT_S + 1
-        assert time.monotonic() - started < 20
+        assert result.elapsed_s < item.timeout_s + 1
+        assert time.monotonic() - started < 60
         return result
 
 
 def scored(function: str, completion: str, prompt: str = "", **data: Any) -> pb.ScoreItem:
     return pb.ScoreItem(
-        item_id="attack", function=function, prompt=prompt, completion=completion, data_json=orjson.dumps(data)
+        item_id="attack",
+        function=function,
+        prompt=prompt,
+        completion=completion,
+        data_json=orjson.dumps(data),
+        timeout_s=PATIENCE_S,
     )
+
+
+def limited(item: pb.ScoreItem) -> pb.ScoreItem:
+    """The same item with a limit that it will reach."""
+    item.timeout_s = LIMIT_S
+    return item
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +114,7 @@ async def service(folder: Path) -> AsyncIterator[Service]:
         path.write_text(
             "experiment_name: e\ntrial_name: t\nactor: {ppo_n_minibatches: 1}\n"
             "reward: {function: {foreign_attacks.obey: 1, foreign_attacks.obey_with_processes: 1}, "
-            f"timeout_s: {LIMIT_S}, num_workers: 2, memory_limit_mb: 512}}\n"
+            f"timeout_s: {PATIENCE_S}, num_workers: 2, memory_limit_mb: 512}}\n"
         )
         async with run(load_experiment(path), Placement(run_dir=folder)) as running:
             port = running.ports["grpc"]
@@ -125,12 +138,12 @@ HANG = {
 
 @pytest.mark.parametrize("attack", HANG.values(), ids=HANG.keys())
 async def test_what_never_ends_is_ended(service: Service, attack: str) -> None:
-    result = await service.among_neighbours(scored("foreign_attacks.obey", attack, answer=1))
+    result = await service.among_neighbours(limited(scored("foreign_attacks.obey", attack, answer=1)))
     assert result.status == pb.SCORE_STATUS_TIMEOUT
 
 
 async def test_a_pattern_of_the_experiment_that_never_ends_is_ended(service: Service) -> None:
-    result = await service.among_neighbours(scored("format", "a" * 60 + "b", pattern="(a+)+$"))
+    result = await service.among_neighbours(limited(scored("format", "a" * 60 + "b", pattern="(a+)+$")))
     assert result.status == pb.SCORE_STATUS_TIMEOUT
 
 
@@ -138,7 +151,7 @@ async def test_a_pattern_of_the_experiment_that_never_ends_is_ended(service: Ser
     "answer", ["9^{9^{9^{9}}}", "\\frac{9^{9^{9^9}}}{3}", "10!!!!!!!", "\\sum_{k=1}^{10^{12}} k^{k}"]
 )
 async def test_mathematics_that_never_ends_is_ended(service: Service, answer: str) -> None:
-    result = await service.among_neighbours(scored("math", f"\\boxed{{{answer}}}", answer="x^2+3"))
+    result = await service.among_neighbours(limited(scored("math", f"\\boxed{{{answer}}}", answer="x^2+3")))
     assert result.status in (pb.SCORE_STATUS_TIMEOUT, pb.SCORE_STATUS_KILLED_MEMORY) or result.reward == 0
 
 
@@ -220,11 +233,11 @@ async def test_children_of_an_ended_item_end_too(service: Service, folder: Path)
                 time.sleep(3600)
         time.sleep(3600)
     """)
-    result = await service.among_neighbours(scored("foreign_attacks.obey_with_processes", attack, answer=1))
+    result = await service.among_neighbours(limited(scored("foreign_attacks.obey_with_processes", attack, answer=1)))
     assert result.status == pb.SCORE_STATUS_TIMEOUT
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 20
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while any(is_running(pid) for pid in started):  # noqa: ASYNC110 - nobody tells when a stranger ends
             await asyncio.sleep(0.02)
 
@@ -380,7 +393,7 @@ async def test_after_all_attacks_nothing_is_left_behind(service: Service) -> Non
     status = await service.stub.GetRewardStatus(pb.GetRewardStatusRequest())
     assert (status.num_queued, status.num_running, status.num_slow) == (0, 0, 0)
     [fork_server] = [pid for pid in children_of(os.getpid()) if b"fork_server" in command_of(pid)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(children_of(fork_server)) > SPARE_TIMES * status.num_workers:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.02)
     assert all(b"fork_server" in command_of(pid) for pid in children_of(fork_server))
