@@ -230,17 +230,20 @@ def is_up_again(container: str, killed_at: str) -> bool:
 
 
 def fault(running: Stack, victim: str) -> None:
-    before = wait_for_steps(running, 1)
+    """Kill a service; steps are counted from when it is back, so that none of them was made before it died."""
+    wait_for_steps(running, 1)
     container = running.container(victim)
     started_at = docker("inspect", "--format", "{{.State.StartedAt}}", container)
     kill(container)
     killed = time.monotonic()
     until(f"{victim} again", lambda: is_up_again(container, started_at), STEP_TIMEOUT_S)
     back_s = time.monotonic() - killed
-    after = wait_for_steps(running, before + STEPS_AFTER_FAULT)
+    back_at = wait_for_steps(running, 1)
+    after = wait_for_steps(running, back_at + STEPS_AFTER_FAULT)
+    version = (running.ask("/v1/status") or {}).get("published_version")
     say(
-        f"SIGKILL {victim}: healthy again after {back_s:.1f} s; step {before} -> {after} "
-        f"within {time.monotonic() - killed:.1f} s"
+        f"SIGKILL {victim}: healthy again after {back_s:.1f} s, at step {back_at}; step {after} "
+        f"after {time.monotonic() - killed:.1f} s; published {version}"
     )
 
 
