@@ -171,7 +171,8 @@ async def measure(once: Once, in_flight: int, seconds: float) -> None:
         nonlocal done
         while time.monotonic() < until:
             number += in_flight
-            done += await once(number)
+            made = await once(number)
+            done += made
 
     cpu = 0.0
     for duration in (1.0, seconds):

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import orjson
 
@@ -15,13 +16,16 @@ from headway.runtime.waits import Waits
 from headway.testing.scripted_engine import ScriptedEngine
 from headway.testing.scripted_model import VOCABULARY, logprob_of
 from headway.workflow import GenerationHyperparameters, ModelRequest, ModelResponse
+from services.rollout_controller import fleet_member
 from services.rollout_controller.fleet import Fleet, FleetOptions
 from services.rollout_controller.fleet_member import EngineState
 
 V0, V1, V2 = (PolicyVersion(1, step) for step in range(3))
 Kind = Literal["sglang", "vllm"]
 KINDS: tuple[Kind, ...] = ("sglang", "vllm")
-SOON_S = 20.0
+SOON_S = 60.0
+PATIENCE_S = 60.0
+"""Of the fleet with silent servers: none is silent here because the machine is busy."""
 
 
 @dataclass
@@ -72,10 +76,11 @@ def request(ids: Sequence[int] = (5, 6, 7), **gconfig: Any) -> ModelRequest:
 
 
 @asynccontextmanager
-async def rig_of(tmp_path: Path, *kinds: Kind, **options: Any) -> AsyncIterator[Rig]:
+async def rig_of(tmp_path: Path, *kinds: Kind, patience_s: float = PATIENCE_S, **options: Any) -> AsyncIterator[Rig]:
     """A fleet of scripted engines at v1.0, all of them serving."""
     waits = Waits()
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch.object(fleet_member, "FIRST_PATIENCE_S", patience_s))
         engines = [await stack.enter_async_context(ScriptedEngine(kind)) for kind in kinds]
         supervisor = await stack.enter_async_context(Supervisor())
         fleet = await stack.enter_async_context(Fleet(FleetOptions(tmp_path, **options), supervisor, waits))

@@ -1,7 +1,6 @@
 """Servers come and go at any time: requests go on within 3 s, who is well again gets traffic, and waits have names."""
 
 import asyncio
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,9 +13,11 @@ from headway.testing.scripted_engine import ScriptedEngine
 from services.rollout_controller import fleet_member
 from services.rollout_controller.fleet_member import EngineState
 
-MOVE_ON_S = 3.0
-SLACK_S = 3.0
-"""For a busy machine."""
+PATIENCE_S = fleet_member.FIRST_PATIENCE_S
+
+
+def test_a_lost_server_is_noticed_within_three_seconds() -> None:
+    assert fleet_member.PROBE_S + fleet_member.FIRST_PATIENCE_S < 3.0
 
 
 @pytest.fixture(params=KINDS)
@@ -43,8 +44,12 @@ async def test_requests_of_a_killed_server_go_on_elsewhere(tmp_path: Path, kind:
         assert rig.in_state(EngineState.SILENT) == ["0"]
 
 
-async def test_requests_of_a_frozen_server_go_on_elsewhere_in_time(tmp_path: Path, kind: Kind) -> None:
-    async with rig_of(tmp_path) as rig, ScriptedEngine(kind) as frozen, ScriptedEngine(kind) as other:
+async def test_requests_of_a_frozen_server_go_on_elsewhere(tmp_path: Path, kind: Kind) -> None:
+    async with (
+        rig_of(tmp_path, patience_s=PATIENCE_S) as rig,
+        ScriptedEngine(kind) as frozen,
+        ScriptedEngine(kind) as other,
+    ):
         async with proxy_of(frozen) as proxy:
             rig.join("frozen", frozen, proxy.url)
             await rig.serving("frozen")
@@ -52,10 +57,8 @@ async def test_requests_of_a_frozen_server_go_on_elsewhere_in_time(tmp_path: Pat
             await soon(frozen.model.wait_for_requests(1))
             rig.join("other", other)
             await rig.serving("frozen", "other")
-            began = time.monotonic()
             proxy.freeze()
             await soon(other.model.wait_for_requests(1))
-            assert time.monotonic() - began < MOVE_ON_S + SLACK_S
             other.model.finish_all()
             check_evidence(await soon(running))
             proxy.heal()
@@ -63,9 +66,8 @@ async def test_requests_of_a_frozen_server_go_on_elsewhere_in_time(tmp_path: Pat
             await eventually(lambda: not frozen.model.requests)
 
 
-async def test_a_server_that_was_only_slow_is_given_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_member, "FIRST_PATIENCE_S", 0.1)
-    async with rig_of(tmp_path) as rig, ScriptedEngine() as slow, proxy_of(slow) as proxy:
+async def test_a_server_that_was_only_slow_is_given_more_time(tmp_path: Path) -> None:
+    async with rig_of(tmp_path, patience_s=0.1) as rig, ScriptedEngine() as slow, proxy_of(slow) as proxy:
         rig.join("slow", slow, proxy.url)
         await rig.serving("slow")
         proxy.delay_s = 0.2
@@ -75,7 +77,7 @@ async def test_a_server_that_was_only_slow_is_given_more_time(tmp_path: Path, mo
 
 
 async def test_a_frozen_server_without_another_keeps_its_requests(tmp_path: Path) -> None:
-    async with rig_of(tmp_path) as rig, ScriptedEngine() as only, proxy_of(only) as proxy:
+    async with rig_of(tmp_path, patience_s=0.5) as rig, ScriptedEngine() as only, proxy_of(only) as proxy:
         rig.join("only", only, proxy.url)
         await rig.serving("only")
         running = rig.start()
