@@ -178,6 +178,7 @@ class Engine:
 
     def weights_changed(self) -> None:
         """No prefix that the old weights computed may be reused; running requests keep theirs."""
+        self.model.weights_changed()
         self._table.forget()
         self.counters.weight_updates += 1
 
@@ -232,26 +233,24 @@ class Engine:
         if batch is None:
             return
         self.counters.steps += 1
-        logits = self._forward(batch)
         rows = self._table.rows
-        is_complete = rows["computed"][batch.slots] + batch.counts == rows["length"][batch.slots]
-        if not is_complete.all():
-            rows["computed"][batch.slots] += np.where(is_complete, 0, batch.counts)
-            logits = logits[torch.from_numpy(is_complete).to(logits.device)]
+        computed = rows["computed"][batch.slots] + batch.counts
+        is_complete = computed == rows["length"][batch.slots]
+        logits = self._forward(batch, is_complete)
+        rows["computed"][batch.slots] = computed
         slots = batch.slots[is_complete]
         if len(slots):
             tokens, logprobs = sample(logits, self._table, slots)
             self._take(slots, tokens.numpy(), logprobs.numpy())
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        width = int(batch.counts.max())
-        offsets = np.arange(width) - (width - batch.counts)[:, None]
-        is_padding = offsets < 0
-        positions = np.where(is_padding, 0, self._table.rows["computed"][batch.slots][:, None] + offsets)
-        tokens = self._table.tokens[batch.slots[:, None], positions]
-        return self.model.logits(
-            Queries(batch.slots, tokens, positions, is_padding if is_padding.any() else None),
-        )
+    def _forward(self, batch: Batch, is_wanted: NDArray[np.bool_]) -> torch.Tensor:
+        """Logits of the last token of each wanted slot."""
+        ends = np.cumsum(batch.counts)
+        offsets = np.arange(ends[-1]) - np.repeat(ends - batch.counts, batch.counts)
+        slots = np.repeat(batch.slots, batch.counts)
+        positions = self._table.rows["computed"][slots] + offsets
+        tokens = self._table.tokens[slots, positions]
+        return self.model.logits(Queries(batch.slots, batch.counts, tokens, positions, ends[is_wanted] - 1))
 
     def _take(self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         """Add a token to each slot, send what is due, and take out what has ended."""
@@ -345,10 +344,11 @@ class Engine:
         else:
             self._loop.call_soon_threadsafe(_fail, self._ended, error)
 
+    @torch.inference_mode()
     def _warm_up(self) -> int:
         """Run one token, which allocates the cache; returns its bytes per token of a sequence."""
-        zeros = np.zeros((1, 1), dtype=np.int64)
-        self.model.logits(Queries(np.zeros(1, dtype=np.int64), zeros, zeros, None))
+        zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+        self.model.logits(Queries(zero, one, zero, zero, zero))
         return self.model.cache.bytes_per_token()
 
 

@@ -19,12 +19,11 @@ MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-@torch.inference_mode()
 def sample(logits: torch.Tensor, table: SlotTable, slots: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose a token for each slot.
 
     Args:
-        logits: [n, vocab] float32; changed in place.
+        logits: [n, vocab] float32; changed in place. Called in inference mode.
         slots: [n], the slots of the rows.
 
     Returns:

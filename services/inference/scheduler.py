@@ -4,8 +4,9 @@
               ^          copies a prefix that another slot has      |
               +------------- retract (pause) -----------------------+
 
-Prompts go before decoding, oldest first, a bounded number of tokens at a time. A request whose prompt another one
-is computing right now waits for it and then copies: a group of n samples costs one prompt.
+Every pass decodes all running requests and computes a bounded number of prompt tokens, so neither waits for the other.
+A request whose prompt another one is computing right now waits for it and then copies: a group of n samples costs one
+prompt.
 
 Guarantee: what all running requests may grow to fits the memory of the cache, so nothing is ever evicted.
 """
@@ -66,13 +67,19 @@ class Scheduler:
             self.cache.copy(sources, targets, max(length for _, length in copies.values()))
 
     def next_batch(self) -> Batch | None:
-        """Prompts that are not computed yet, else one token for every running request."""
+        """One token of every slot that decodes, then a bounded number of prompt tokens, oldest slots first."""
+        if not self.num_running:
+            return None
         rows = self.table.rows[: self.num_running]
         pending = rows["length"] - rows["computed"]
-        prompts = np.flatnonzero(pending > 1)
-        if len(prompts):
-            return self._prompts(prompts, pending)
-        return Batch(np.arange(self.num_running), pending) if self.num_running else None
+        if pending.max() == 1:
+            return Batch(np.arange(self.num_running), pending)
+        slots = np.argsort(pending > 1, kind="stable")
+        counts = pending[slots]
+        is_prompt = counts > 1
+        before = np.cumsum(counts * is_prompt) - counts
+        counts = np.where(is_prompt, np.clip(self._prefill_tokens - before, 0, counts), counts)
+        return Batch(slots[counts > 0], counts[counts > 0])
 
     def leave(self, slots: list[int]) -> None:
         """Take requests out of their slots."""
@@ -113,10 +120,3 @@ class Scheduler:
             original = copies[source][0] if source in copies else source
             copies[slot] = (original, computed)
         return True
-
-    def _prompts(self, slots: NDArray[np.int64], pending: NDArray[np.int64]) -> Batch:
-        widest = np.maximum.accumulate(pending[slots])
-        fitting = widest * np.arange(1, len(slots) + 1) <= self._prefill_tokens
-        count = max(1, int(fitting.argmin()) if not fitting.all() else len(slots))
-        chosen = slots[:count]
-        return Batch(chosen, np.minimum(pending[chosen], self._prefill_tokens))

@@ -1,0 +1,75 @@
+"""Linear layers for inference: several that share their input as one product, by the faster of torch's two libraries.
+
+In float32 torch multiplies matrices with MKL, which keeps to AVX2 on AMD's CPUs; oneDNN, which torch carries too, uses
+their AVX-512 units and is two to three times faster. Weights that do not fit the cache are kept in oneDNN's own layout
+beside the parameter, which takes their memory once more, and must be refreshed when the parameter changes.
+"""
+
+import platform
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+PACKED_FROM_BYTES = 1 << 19
+"""A smaller weight stays in the cache, and its layout does not matter."""
+SMALL_PRODUCT = 1 << 19
+"""Below so many multiplications, calling oneDNN takes longer than MKL takes in all."""
+onednn: Any = torch.ops.mkldnn
+backends: Any = torch.backends
+
+
+@cache
+def is_onednn_faster() -> bool:
+    """Whether this CPU is one of those that MKL does not use fully."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return (
+        platform.machine() == "x86_64"
+        and backends.cpu.get_cpu_capability() == "AVX512"
+        and backends.mkldnn.is_available()
+        and cpuinfo.is_file()
+        and "AuthenticAMD" in cpuinfo.read_text()
+    )
+
+
+class FastLinear:
+    """What some linear layers with the same input compute, side by side.
+
+    The layers' parameters become parts of one tensor, so that writing to them in place changes it, too.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._weight = _joined(layers, "weight")
+        self._bias = _joined(layers, "bias") if layers[0].bias is not None else None
+        is_float32_on_cpu = self._weight.dtype == torch.float32 and self._weight.device.type == "cpu"
+        self._uses_onednn = is_float32_on_cpu and is_onednn_faster()
+        self._packed = self._weight
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the parameters' present values."""
+        if self._uses_onednn and self._weight.nbytes >= PACKED_FROM_BYTES:
+            self._packed = onednn._reorder_linear_weight(self._weight, None)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """[T, inputs] -> [T, outputs of all the layers]."""
+        if not self._uses_onednn or values.shape[0] * self._weight.numel() < SMALL_PRODUCT:
+            return nn.functional.linear(values, self._weight, self._bias)
+        product: torch.Tensor = onednn._linear_pointwise(values, self._packed, self._bias, "none", [], "")
+        return product
+
+
+@torch.no_grad()
+def _joined(layers: Sequence[nn.Linear], name: str) -> torch.Tensor:
+    """The layers' parameters of that name as one tensor, of which they are parts from now on."""
+    parameters = [getattr(layer, name) for layer in layers]
+    if len(parameters) == 1:
+        return torch.Tensor(parameters[0].detach())
+    whole = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):  # type: ignore[no-untyped-call]
+        parameter.data = part
+    return whole
