@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headway.errors import InvalidInput, NotFound
@@ -41,7 +42,7 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTra
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, local_files_only=True, use_safetensors=True
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise InvalidInput(f"model folder {folder}: {error}") from error
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - SUPPORTED_LAYERS
     if layers or not model._supports_attention_backend:
