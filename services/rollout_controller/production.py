@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_COLLECTED = 1024
 """Results taken at once."""
+MIN_HOPELESS = 16
+"""Tasks given up before a run in which nothing has worked yet is said to be hopeless; a batch, where that is more."""
 
 
 class FleetView(Protocol):
@@ -103,7 +105,7 @@ class Production:
         self.timing = Timing()
         self.num_outcomes: Counter[Outcome] = Counter()
         self._eta = settings.eta
-        self._hopeless_after = settings.batch_size
+        self._hopeless_after = max(settings.batch_size, MIN_HOPELESS)
         self._runner = runner
         self._writes = writes
         self._on_change = on_change
@@ -203,7 +205,7 @@ class Production:
         """End a run in which nothing works, instead of giving up one task after the other.
 
         Raises:
-            HeadwayError: A whole batch of tasks was given up, and no group was ever made.
+            HeadwayError: `MIN_HOPELESS` tasks, and a whole batch, were given up, and no group was ever made.
         """
         counts = self.ledger.counts
         has_worked = any(counts[state] for state in (TaskState.READY, TaskState.LEASED, TaskState.CONSUMED))

@@ -23,8 +23,8 @@ class FaultyReward(rpc.RewardServicer):
     async def ListFunctions(self, request: pb.ListFunctionsRequest, context: Any) -> pb.ListFunctionsReply:
         raise Overloaded("the queue of 4 items is full")
 
-    async def Score(self, request: pb.ScoreRequest, context: Any) -> AsyncIterator[pb.ScoreResult]:
-        yield pb.ScoreResult(item_id="a")
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> AsyncIterator[pb.ScoreReply]:
+        yield pb.ScoreReply(results=[pb.ScoreResult(item_id="a")])
         raise ZeroDivisionError("a bug")
 
 
@@ -39,8 +39,8 @@ async def test_errors_travel_as_their_status() -> None:
             await stub.ListFunctions(pb.ListFunctionsRequest(), timeout=5)
         received = []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for result in stub.Score(pb.ScoreRequest(), timeout=5):
-                received.append(result.item_id)
+            async for reply in stub.Score(pb.ScoreRequest(), timeout=5):
+                received += [result.item_id for result in reply.results]
         assert received == ["a"]
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         await channel.close()
