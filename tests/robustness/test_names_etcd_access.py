@@ -96,7 +96,7 @@ async def test_without_a_client_certificate_etcd_is_not_reached(
 ) -> None:
     ca = read(certificates["ca"])
     with pytest.raises(Unavailable, match=secure_etcd.endpoints):
-        async with EtcdStore([secure_etcd.endpoints], Login(ca=ca), timeout_s=1.0).open():
+        async with EtcdStore([secure_etcd.endpoints], Login(ca=ca), start_timeout_s=1.0).open():
             pass
 
 
@@ -105,7 +105,7 @@ async def test_a_server_of_another_authority_is_not_trusted(
 ) -> None:
     stranger = read(certificates["stranger"])
     with pytest.raises(Unavailable, match=secure_etcd.endpoints):
-        async with EtcdStore([secure_etcd.endpoints], Login(ca=stranger), timeout_s=1.0).open():
+        async with EtcdStore([secure_etcd.endpoints], Login(ca=stranger), start_timeout_s=1.0).open():
             pass
 
 
