@@ -100,20 +100,22 @@ class GenerateEndpoint:
 
     async def _answer(self, send: Send, body: GenerateBody, requests: list[Request], news: News) -> None:
         outputs: list[Any] = [None] * len(requests)
-        async for index, progress in _until_all_end(news, len(requests)):
-            if progress.finish is not None and (status := progress.finish.get("status_code")):
-                return await _reply(send, status, error_object(progress.finish["message"], status))
-            outputs[index] = self._output(body, requests[index], progress)
+        async for arrived in _until_all_end(news, len(requests)):
+            for index, progress in arrived:
+                if progress.finish is not None and (status := progress.finish.get("status_code")):
+                    return await _reply(send, status, error_object(progress.finish["message"], status))
+                outputs[index] = self._output(body, requests[index], progress)
         return await _reply(send, 200, outputs if body.is_batch else outputs[0])
 
     async def _stream(self, send: Send, body: GenerateBody, requests: list[Request], news: News) -> None:
         await _start_events(send)
-        async for index, progress in _until_all_end(news, len(requests)):
-            output = self._output(body, requests[index], progress)
+        async for arrived in _until_all_end(news, len(requests)):
+            outputs = [self._output(body, requests[index], progress) for index, progress in arrived]
             if body.is_batch:
-                output["index"] = index
-            await _send_event(send, orjson.dumps(output))
-        await _send_event(send, b"[DONE]", is_last=True)
+                for output, (index, _) in zip(outputs, arrived, strict=True):
+                    output["index"] = index
+            await _send_events(send, [orjson.dumps(output) for output in outputs])
+        await _send_events(send, [b"[DONE]"], is_last=True)
 
     def _output(self, body: GenerateBody, request: Request, progress: Progress) -> dict[str, Any]:
         """One result in SGLang's form."""
@@ -182,18 +184,21 @@ def bad_request_body(message: str) -> dict[str, Any]:
     return error_object(message, 400) | {"type": "Bad Request"}
 
 
-async def _until_all_end(news: News, count: int) -> AsyncIterator[tuple[int, Progress]]:
-    """Progress as it comes, until `count` requests have finished.
+async def _until_all_end(news: News, count: int) -> AsyncIterator[list[tuple[int, Progress]]]:
+    """Progress as it comes, as much at once as there is, until `count` requests have finished.
 
     Raises:
         Disconnected: The client went away.
     """
     while count:
-        item = await news.get()
-        if item is None:
+        items = [await news.get()]
+        while not news.empty():
+            items.append(news.get_nowait())
+        arrived = [item for item in items if item is not None]
+        if len(arrived) < len(items):
             raise Disconnected
-        count -= item[1].finish is not None
-        yield item
+        count -= sum(progress.finish is not None for _, progress in arrived)
+        yield arrived
 
 
 async def _watch_disconnect(receive: Receive, news: News) -> None:
@@ -226,13 +231,13 @@ async def _refuse_stream(send: Send, message: str) -> None:
     """What SGLang does once it has begun to answer with a stream."""
     error = {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}
     await _start_events(send)
-    await _send_event(send, orjson.dumps({"error": error}))
-    await _send_event(send, b"[DONE]", is_last=True)
+    await _send_events(send, [orjson.dumps({"error": error}), b"[DONE]"], is_last=True)
 
 
 async def _start_events(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [EVENTS]})
 
 
-async def _send_event(send: Send, data: bytes, is_last: bool = False) -> None:
-    await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": not is_last})
+async def _send_events(send: Send, events: list[bytes], is_last: bool = False) -> None:
+    body = b"".join(b"data: " + event + b"\n\n" for event in events)
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -108,6 +108,8 @@ def create_app(builtin: BuiltinEngine) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse_body)
     _add_control(app, builtin, generate)
     _add_weights(app, builtin)
+    _add_group(app, builtin)
+    _add_health(app, builtin)
     _add_information(app, builtin)
     return app
 
@@ -169,6 +171,18 @@ def _add_weights(app: FastAPI, builtin: BuiltinEngine) -> None:
         await builtin.set_version(body.new_version)
         return _outcome(True, f"Weight version updated to {body.new_version}", new_version=body.new_version)
 
+    @app.api_route("/weights_checker", methods=["GET", "POST"])
+    async def weights_checker(body: CheckWeights | None = None) -> Response:
+        """Checksums of the parameters, by which a client proves that an update has landed."""
+        action = body.action if body else "checksum"
+        if action != "checksum":
+            return _outcome(False, f"Unsupported action={action!r}")
+        sums, total = await builtin.checksums()
+        ranks = [{"checksums": sums, "per_gpu_checksum": total, "parallelism_info": {"tp_rank": 0, "tp_size": 1}}]
+        return _outcome(True, "Success.", ranks=ranks, per_engine_checksum=total)
+
+
+def _add_group(app: FastAPI, builtin: BuiltinEngine) -> None:
     @app.post("/init_weights_update_group")
     async def init_weights_update_group(body: InitGroup) -> Response:
         """Join the trainer's process group."""
@@ -193,18 +207,8 @@ def _add_weights(app: FastAPI, builtin: BuiltinEngine) -> None:
             await builtin.abort_all()
         return _outcome(*await _attempt(builtin.update_from_distributed(**_without(body, "abort_all_requests"))))
 
-    @app.api_route("/weights_checker", methods=["GET", "POST"])
-    async def weights_checker(body: CheckWeights | None = None) -> Response:
-        """Checksums of the parameters, by which a client proves that an update has landed."""
-        action = body.action if body else "checksum"
-        if action != "checksum":
-            return _outcome(False, f"action {action!r} is not supported by the built-in engine")
-        sums, total = await builtin.checksums()
-        ranks = [{"checksums": sums, "per_gpu_checksum": total, "parallelism_info": {"tp_rank": 0, "tp_size": 1}}]
-        return _outcome(True, "Success.", ranks=ranks, per_engine_checksum=total)
 
-
-def _add_information(app: FastAPI, builtin: BuiltinEngine) -> None:
+def _add_health(app: FastAPI, builtin: BuiltinEngine) -> None:
     engine = builtin.engine
 
     @app.get("/ready")
@@ -223,6 +227,14 @@ def _add_information(app: FastAPI, builtin: BuiltinEngine) -> None:
             return Response(status_code=503)
         return Response()
 
+    registry = registry_of(builtin)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(expose(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_information(app: FastAPI, builtin: BuiltinEngine) -> None:
     @app.get("/model_info")
     @app.get("/get_model_info")
     async def model_info() -> dict[str, Any]:
@@ -242,15 +254,9 @@ def _add_information(app: FastAPI, builtin: BuiltinEngine) -> None:
             "owned_by": "sglang",
             "root": builtin.served_model_name,
             "parent": None,
-            "max_model_len": engine.model.context_length,
+            "max_model_len": builtin.engine.model.context_length,
         }
         return {"object": "list", "data": [card]}
-
-    registry = registry_of(builtin)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(expose(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _attempt(work: Any) -> tuple[bool, str]:

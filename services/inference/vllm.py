@@ -13,6 +13,8 @@ COMMAND = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 """Without it, /pause, /collective_rpc and /update_weight_version do not exist."""
 SERVED_MODEL_NAME = "policy"
+LOGPROBS_MODE = "processed_logprobs"
+"""Log-probabilities after the temperature, as SGLang gives them; vLLM's default is before it."""
 
 
 class VLLMEngine:
@@ -56,6 +58,8 @@ def command_of(config: ExperimentConfig, placement: Placement, folder: Path, por
     if flags.seed is None:
         number = int(placement.instance) if placement.instance.isdigit() else 0
         flags = flags.model_copy(update={"seed": config.seed + number})
+    if "logprobs_mode" not in flags.flags():
+        flags = flags.model_copy(update={"logprobs_mode": LOGPROBS_MODE})
     address = ["--host", placement.host, "--port", str(port)]
     routes = ["--enable-scale-out", "--served-model-name", SERVED_MODEL_NAME]
     tensor = config.allocation.inference.tensor
