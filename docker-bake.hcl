@@ -4,6 +4,7 @@ variable "HEADWAY_IMAGE_PREFIX" { default = "headway" }
 variable "HEADWAY_TAG" { default = "0.1.0" }
 variable "PYTHON_IMAGE" { default = "python:3.11-slim-bookworm" }
 variable "PYTHON_DIGEST" { default = "" }
+variable "TORCH_INDEX" { default = "" }
 variable "SGLANG_IMAGE" { default = "lmsysorg/sglang:v0.5.23" }
 // Wheels (docker/wheels.sh): where there are some, no package index is asked. The other folder holds torch with CUDA.
 variable "HEADWAY_WHEELS" { default = "docker/wheels" }
@@ -31,6 +32,7 @@ target "service" {
     service = ["name-resolve", "reward", "rollout-controller", "inference", "trainer", "test", "inference-sglang", "trainer-cuda"]
   }
   target   = service
+  args     = { TORCH_INDEX = service == "trainer-cuda" ? "" : TORCH_INDEX }
   contexts = { wheels = service == "trainer-cuda" ? HEADWAY_WHEELS_CUDA : HEADWAY_WHEELS }
   tags     = ["${HEADWAY_IMAGE_PREFIX}/${service}:${HEADWAY_TAG}"]
 }
