@@ -5,7 +5,8 @@
 
 - Reads are tried again, on another member, until the deadline. A write is sent once: after a broken connection nobody
   knows whether it took effect, and `Unavailable` says so.
-- Reads that come together travel together, as one transaction, so that many clients cost few round trips.
+- Reads that come together travel together, as one transaction, so that many clients cost few round trips; but not to
+  an etcd before 3.5.7, which a cancelled read-only transaction ends (etcd issues 14110 and 14891).
 - The channels are ours, because etcd3aio's own take IP addresses only; `dns:///` lets gRPC resolve names, and again.
 - The watch is ours, on etcd3aio's stub: its own resumes after the revision in the response's header, which is ahead of
   the events while a watch catches up, and so loses events when a connection breaks just then.
@@ -16,6 +17,7 @@ import ipaddress
 import logging
 import math
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ from etcd3aio._protobuf import (
 from etcd3aio.auth import AuthService
 from etcd3aio.kv import KVService, SortOrder, prefix_range_end
 from etcd3aio.lease import LeaseService
+from etcd3aio.maintenance import MaintenanceService
 
 from headway.errors import HeadwayError, InvalidInput, Overloaded, Refused, Unavailable
 from services.name_resolve.keys import ROOT
@@ -70,6 +73,7 @@ WRITE_S = 3.0
 BACKOFF_S = (0.05, 1.0)
 MAX_KEYS_TOGETHER = 120
 """etcd refuses more than 128 operations in a transaction."""
+READS_TOGETHER_SINCE = (3, 5, 7)
 PUT = 0
 CHANNEL_OPTIONS = [
     ("grpc.lb_policy_name", "round_robin"),
@@ -115,8 +119,11 @@ class Member:
         self.kv = KVService(self.channel, max_attempts=1)
         self.lease = LeaseService(self.channel, max_attempts=1)
         self.auth = AuthService(self.channel, max_attempts=1)
+        self.maintenance = MaintenanceService(self.channel, max_attempts=1)
         self.watch = WatchStub(self.channel)
         self.token: str | None = None
+        self.version: tuple[int, ...] = ()
+        """Of etcd; empty until `greet`."""
 
     @property
     def is_connected(self) -> bool:
@@ -128,11 +135,21 @@ class Member:
         token = (("token", self.token),) if self.token else ()
         return (*token, ("hasleader", "true"))
 
+    @property
+    def may_read_together(self) -> bool:
+        return self.version >= READS_TOGETHER_SINCE
+
+    async def greet(self) -> None:
+        """Ask for the version."""
+        reply = await self.maintenance.status(timeout=ATTEMPT_S)
+        self.version = tuple(int(number) for number in re.findall(r"\d+", reply.version)[:3])
+
     async def log_in(self, login: Login) -> None:
         reply = await self.auth.authenticate(login.user, login.password, timeout=ATTEMPT_S)
         self.token = reply.token
         self.kv.set_token(reply.token)
         self.lease.set_token(reply.token)
+        self.maintenance.set_token(reply.token)
 
 
 class Reads:
@@ -184,7 +201,7 @@ class EtcdStore:
 
     async def get(self, *keys: str) -> View:
         """See `Store.get`; what comes while a request is under way goes together with the next one."""
-        if self._is_reading:
+        if self._is_reading and self._members[self._current].may_read_together:
             return await self._get_with_others(keys)
         self._is_reading = True
         try:
@@ -278,8 +295,9 @@ class EtcdStore:
                 if response.compact_revision or (response.created and response.header.revision < after):
                     yield await self.below(prefix)
                     return
-                if response.canceled:
-                    await self._on_error(f"watch {prefix}", member, EtcdUnauthenticatedError(response.cancel_reason))
+                if response.canceled:  # etcd leaves the stream open; the reason may be a token that a restart forgot
+                    member.token = None
+                    raise Refused(f"{member.endpoint} cancelled the watch: {response.cancel_reason}")
                 if response.events:
                     yield _changes(response)
         except grpc.aio.AioRpcError as error:
@@ -306,7 +324,10 @@ class EtcdStore:
             return await self._get_keys(list(reads.keys))
 
     async def _get_keys(self, keys: Sequence[str]) -> View:
-        return await (self._get_one(keys[0]) if len(keys) == 1 else self._get_many(keys))
+        if len(keys) == 1:
+            return await self._get_one(keys[0])
+        is_safe = self._members[self._current].may_read_together
+        return await (self._get_many(keys) if is_safe else self._get_apart(keys))
 
     async def _get_one(self, key: str, revision: int = 0) -> View:
         reply = await self._read(f"read {key}", lambda member: member.kv.get(key, revision=revision, timeout=ATTEMPT_S))
@@ -323,6 +344,7 @@ class EtcdStore:
         return View(tuple(items), reply.header.revision)
 
     async def _get_apart(self, keys: Sequence[str]) -> View:
+        """All keys at one revision, each with a request of its own."""
         revision = (await self._get_one(keys[0])).revision
         views = [await self._get_one(key, revision) for key in keys]
         return View(tuple(item for view in views for item in view.items), revision)
@@ -366,7 +388,15 @@ class EtcdStore:
         self._current = self._members.index(member)
         if self._login.user and member.token is None:
             await self._log_in(member)
+        if not member.version:
+            await self._greet(member)
         return member
+
+    async def _greet(self, member: Member) -> None:
+        try:
+            await member.greet()
+        except (EtcdError, grpc.aio.AioRpcError, TimeoutError) as error:
+            await self._on_error("ask for the version", member, error)
 
     async def _first_to_connect(self, members: Sequence[Member], deadline: float) -> Member:
         waiting = {asyncio.ensure_future(member.channel.channel_ready()): member for member in members}

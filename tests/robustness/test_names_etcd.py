@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from etcd3aio import AlarmType
 
 from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError, Overloaded, StaleVersion
@@ -16,6 +17,7 @@ from services.name_resolve.app import serve
 from services.name_resolve.etcd import EtcdStore, Login, Member
 from services.name_resolve.keys import NAMES
 from services.name_resolve.store import Changes
+from services.name_resolve.store import Put as StorePut
 
 RUN = "exp/trial"
 MANIFEST = "a" * 64
@@ -162,12 +164,25 @@ async def test_killing_etcd_under_writes_loses_no_acknowledged_name_and_no_event
             await check_nothing_was_lost(cluster.endpoints, work)
 
 
-async def leader_of(cluster: EtcdCluster) -> EtcdNode:
-    from etcd3aio.maintenance import MaintenanceService
+async def test_reads_that_are_cancelled_do_no_harm_to_etcd() -> None:
+    with running_etcd() as cluster:
+        async with asyncio.timeout(DEADLINE_S), EtcdStore([cluster.endpoints]).open() as store:
+            keys = [f"/headway/names/{index}/" for index in range(40)]
+            for key in keys:
+                await store.transact([], [StorePut(key, b"x" * 2000)])
+            for round_ in range(100):
+                reads = [asyncio.ensure_future(store.get(*keys)) for _ in range(10)]
+                await asyncio.sleep(round_ % 20 * 0.0005)
+                for read in reads:
+                    read.cancel()
+                await asyncio.gather(*reads, return_exceptions=True)
+            assert len((await store.get(*keys)).items) == 40
 
+
+async def leader_of(cluster: EtcdCluster) -> EtcdNode:
     for node in cluster.nodes:
         member = Member(node.endpoint, Login())
-        status = await MaintenanceService(member.channel).status()
+        status = await member.maintenance.status()
         await member.channel.close()
         if status.leader == status.header.member_id:
             return node
@@ -277,11 +292,9 @@ async def fill(names: NameClient) -> None:
 
 async def make_room(cluster: EtcdCluster) -> None:
     """What an operator does: compact, defragment, disarm."""
-    from etcd3aio.maintenance import AlarmType, MaintenanceService
-
     await compact(cluster)
     member = Member(cluster.nodes[0].endpoint, Login())
-    maintenance = MaintenanceService(member.channel)
+    maintenance = member.maintenance
     await maintenance.defragment()
     for alarm in (await maintenance.alarms()).alarms:
         await maintenance.alarm_deactivate(AlarmType.NOSPACE, member_id=alarm.memberID)
