@@ -113,6 +113,7 @@ def plot_staleness(summary: Json) -> str:
         counts = {int(age): number for age, number in staleness[name].items()}
         axes.bar(list(counts), list(counts.values()), label=label)
     axes.axvline(staleness["eta"] + 0.5, linestyle="--", color="black", label=f"bound {staleness['eta']}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("staleness in versions")
     axes.set_ylabel("tokens")
     axes.legend()
