@@ -24,7 +24,7 @@ from headway.runtime.service import EXIT_MISTAKE, READY_PREFIX
 from headway.runtime.spawn import Spawned, spawn
 
 NUM_LAST_LINES = 15
-TERMINATE_GRACE_S = 5.0
+TERMINATE_GRACE_S = 4.0
 KILL_GRACE_S = 2.0
 Result = TypeVar("Result")
 

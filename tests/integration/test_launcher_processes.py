@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError, TimedOut
-from headway.launcher.processes import ChildFailed, Command, processes
+from headway.launcher.processes import KILL_GRACE_S, TERMINATE_GRACE_S, ChildFailed, Command, processes
 
 READY = """print('HEADWAY_READY {"ports": {"grpc": 7}}', flush=True)"""
 STUBBORN = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}; time.sleep(600)"
@@ -22,7 +22,7 @@ def python(name: str, code: str, may_end: bool = False) -> Command:
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 
@@ -52,6 +52,10 @@ async def test_ending_well_is_a_failure_only_for_those_that_should_stay(tmp_path
         await running.start(python("reward/0", "pass"))
         with pytest.raises(ChildFailed, match="reward/0 ended"):
             await running.guarded(asyncio.Event().wait())
+
+
+def test_the_limits_add_up_to_less_than_ten_seconds() -> None:
+    assert TERMINATE_GRACE_S + 2 * KILL_GRACE_S < 10
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
