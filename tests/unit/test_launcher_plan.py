@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from headway.config import load_experiment
+from headway.config.machine import find_etcd
 from headway.errors import InvalidInput
-from headway.launcher.plan import Launch, find_etcd, move_aside
+from headway.launcher.plan import Launch, move_aside
 from headway.launcher.preflight import preflight
 
 FILE = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
