@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 
 from headway.errors import Unavailable
-from headway.launcher.plan import find_etcd
+from headway.config.machine import find_etcd
 
 READY_TIMEOUT_S = 30.0
 PROBE_S = 1.0
