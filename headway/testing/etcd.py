@@ -16,8 +16,8 @@ from pathlib import Path
 
 import grpc
 
-from headway.errors import Unavailable
 from headway.config.machine import find_etcd
+from headway.errors import Unavailable
 
 READY_TIMEOUT_S = 30.0
 PROBE_S = 1.0
