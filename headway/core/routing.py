@@ -45,7 +45,15 @@ class Load:
     is_open: bool = False
     tokens: int = 0
     requests: int = 0
+    busy_s: float = 0.0
+    """How long it has had a request, but for the time since `busy_since`."""
+    busy_since: float = 0.0
+    """Since when it has had one, where it has."""
     breaker: Breaker = field(default_factory=Breaker)
+
+    def busy_until(self, now: float) -> float:
+        """For how long it has had a request, seconds."""
+        return self.busy_s + (now - self.busy_since if self.requests else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,8 @@ class Router:
             return None
         chosen = self._pick(fit, wanted)
         load = self._servers[chosen]
+        if not load.requests:
+            load.busy_since = now
         load.tokens += wanted.tokens
         load.requests += 1
         load.breaker.begin()
@@ -116,6 +126,8 @@ class Router:
         load = self._servers.get(server)
         if load is None or load.requests == 0:
             return
+        load.busy_s = load.busy_until(now)
+        load.busy_since = now
         load.tokens -= tokens
         load.requests -= 1
         if is_success:

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headway.errors import HeadwayError, InvalidInput
+from headway.runtime.grpc_calls import CALLS
 from headway.runtime.tracing import served_span
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _wrapped_unary(handler: Handler, method: str) -> Handler:
 
     async def call(request: Any, context: Context) -> Any:
         try:
-            with served_span(method, context.invocation_metadata):
+            with CALLS.counted(method), served_span(method, context.invocation_metadata):
                 return await cast(Callable[..., Awaitable[Any]], behaviour)(request, context)
         except Exception as error:  # noqa: BLE001 - the RPC boundary
             return await _abort(context, method, error)
@@ -82,7 +83,7 @@ def _wrapped_stream(handler: Handler, method: str) -> Handler:
 
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            with served_span(method, context.invocation_metadata):
+            with CALLS.counted(method), served_span(method, context.invocation_metadata):
                 async for reply in cast(Callable[..., AsyncIterator[Any]], behaviour)(request, context):
                     yield reply
         except Exception as error:  # noqa: BLE001 - the RPC boundary

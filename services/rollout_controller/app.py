@@ -268,10 +268,17 @@ class KnownServices(Surroundings):
                 state=engine.state,
                 served_version=engine.version,
                 num_requests=engine.requests_running,
+                tokens_in_flight=engine.tokens_in_flight,
+                since_s=engine.since_s,
+                busy_s=engine.busy_s,
+                joined_s=engine.joined_s,
                 detail=engine.last_error,
             )
             for engine in self._fleet.snapshot().engines
         ]
+
+    def requests_waiting(self) -> int:
+        return self._fleet.snapshot().requests_waiting
 
 
 def _service(entry: Entry) -> ServiceStatus:

@@ -300,6 +300,8 @@ class Fleet:
             state=member.state,
             tokens_in_flight=load.tokens,
             requests_running=load.requests,
+            busy_s=load.busy_until(self._clock()),
+            joined_s=self._clock() - member.joined_at,
             last_error=member.last_error,
             since_s=self._clock() - member.since,
             last_update=member.last_update,

@@ -94,7 +94,7 @@ class Member:
         """Verified."""
         self.facts: Facts | None = None
         self.last_error = ""
-        self.since = clock()
+        self.joined_at = self.since = clock()
         """When the state began."""
         self.last_update: UpdateTimes | None = None
         self._host = host

@@ -19,6 +19,10 @@ class EngineStatus:
     tokens_in_flight: int
     """Prompts and budgets of the requests that it holds."""
     requests_running: int
+    busy_s: float
+    """How long it has had a request since it joined."""
+    joined_s: float
+    """How long ago it joined."""
     last_error: str
     since_s: float
     """How long it has been in its state."""

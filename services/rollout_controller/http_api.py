@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI, Response
-from prometheus_client import CollectorRegistry
 
 from headway.runtime.metrics import CONTENT_TYPE_LATEST, expose
 from services.rollout_controller.controller import RolloutController
-from services.rollout_controller.metrics import ControllerMetrics
+from services.rollout_controller.metrics import controller_registry
 from services.rollout_controller.status import ControllerReport, ControllerStatus, Status
 
 
@@ -17,8 +16,7 @@ def make_http_api(
 ) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="Headway rollout controller", version="1", redoc_url=None)
-    registry = CollectorRegistry()
-    registry.register(ControllerMetrics(controller))
+    registry = controller_registry(status, controller, clock)
 
     @app.get("/v1/status", summary="What is going on, and what is waited for")
     async def get_status() -> ControllerStatus:

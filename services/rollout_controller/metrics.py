@@ -1,45 +1,81 @@
-"""The controller's metrics for Prometheus, read from its account at each scrape."""
+"""The controller's metrics for Prometheus: its status of the moment, under the names of the table."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
-from headway.core.ledger import TaskState
+from headway.core.version import PolicyVersion
+from headway.runtime.metrics import CollectorRegistry, Value, families, registry
+from headway.runtime.metrics_table import CONTROLLER, ROLLOUT_PHASES
 from services.rollout_controller.controller import RolloutController
-from services.rollout_controller.status import staleness_status
+from services.rollout_controller.records import Timing
+from services.rollout_controller.status import ControllerStatus, ServerStatus, Status
+
+NONE = -1
 
 
-class ControllerMetrics(Collector):
-    """Reads the account when it is asked; nothing is counted twice."""
+def controller_registry(status: Status, controller: RolloutController, clock: Callable[[], float]) -> CollectorRegistry:
+    """What the controller shows at `/metrics`, read when it is asked."""
 
-    def __init__(self, controller: RolloutController) -> None:
-        self._controller = controller
+    def collect() -> Iterable[Metric]:
+        return controller_metrics(status.status(clock()), controller.production.timing)
 
-    def collect(self) -> Iterable[Metric]:
-        """The metrics of this moment."""
-        ledger, production = self._controller.ledger, self._controller.production
-        staleness = staleness_status(self._controller)
-        tasks = GaugeMetricFamily("headway_tasks", "Tasks by state; they add up to submitted.", labels=["state"])
-        for state in TaskState:
-            tasks.add_metric([state.value], ledger.counts[state])
-        ends = CounterMetricFamily("headway_rollouts", "Rollouts by how they ended.", labels=["outcome"])
-        for outcome, count in production.num_outcomes.items():
-            ends.add_metric([outcome.value], count)
-        spent = CounterMetricFamily("headway_rollout_seconds", "Time of accepted groups by phase.", labels=["phase"])
-        for phase in ("pending", "rollout", "generate", "reward", "journal"):
-            spent.add_metric([phase], getattr(production.timing, f"{phase}_s"))
-        yield GaugeMetricFamily("headway_tasks_submitted", "Tasks taken up.", ledger.num_submitted)
-        yield tasks
-        yield ends
-        yield spent
-        yield GaugeMetricFamily(
-            "headway_staleness_outstanding", "Groups started and not trained on.", staleness.outstanding
-        )
-        yield GaugeMetricFamily("headway_staleness_limit", "How many may be outstanding.", staleness.limit)
-        yield GaugeMetricFamily(
-            "headway_served_step", "Newest step that the whole fleet has served.", staleness.served_step
-        )
-        yield GaugeMetricFamily(
-            "headway_open_waits", "Things that are waited for.", len(self._controller.waits.snapshot())
-        )
+    return registry(CONTROLLER, status.run, controller.waits, collect)
+
+
+def controller_metrics(status: ControllerStatus, timing: Timing) -> Iterable[Metric]:
+    """The metrics of a moment."""
+    return families(_tasks(status, timing) | _staleness(status) | _steps(status) | _servers(status.servers))
+
+
+def _tasks(status: ControllerStatus, timing: Timing) -> dict[str, Value]:
+    tasks = status.tasks.model_dump(exclude={"is_conserved", "submitted"})
+    return {
+        "headway_tasks": tasks,
+        "headway_tasks_submitted": status.tasks.submitted,
+        "headway_rollouts_total": status.num_rollouts,
+        "headway_discards_total": {reason: discard.count for reason, discard in status.discards.items()},
+        "headway_groups_total": timing.num,
+        "headway_rollout_seconds_total": {phase: getattr(timing, f"{phase}_s") for phase in ROLLOUT_PHASES},
+    }
+
+
+def _staleness(status: ControllerStatus) -> dict[str, Value]:
+    staleness, tokens = status.staleness, status.tokens
+    return {
+        "headway_staleness_bound": staleness.eta,
+        "headway_staleness_outstanding": staleness.outstanding,
+        "headway_staleness_limit": staleness.limit,
+        "headway_staleness_capacity": staleness.capacity,
+        "headway_trained_tokens_total": {str(age): count for age, count in tokens.gradient.items()},
+        "headway_masked_tokens_total": {str(age): count for age, count in tokens.masked.items()},
+    }
+
+
+def _steps(status: ControllerStatus) -> dict[str, Value]:
+    served = status.staleness.served_step
+    kinds = [service.name.partition("/")[0] for service in status.services]
+    return {
+        "headway_steps_total": status.num_steps,
+        "headway_batch_wait_seconds_total": status.waited_s,
+        "headway_run_ended": status.has_ended,
+        "headway_published_step": _step_of(status.published_version),
+        "headway_served_step": NONE if served is None else served,
+        "headway_services": {kind: kinds.count(kind) for kind in ("trainer", "reward", "inference")},
+        "headway_requests_waiting": status.requests_waiting,
+    }
+
+
+def _servers(servers: list[ServerStatus]) -> dict[str, Value]:
+    states = [server.state for server in servers]
+    return {
+        "headway_servers": {state: states.count(state) for state in states},
+        "headway_server_step": {server.name: _step_of(server.served_version) for server in servers},
+        "headway_server_requests": {server.name: server.num_requests for server in servers},
+        "headway_server_tokens": {server.name: server.tokens_in_flight for server in servers},
+        "headway_server_busy_seconds_total": {server.name: server.busy_s for server in servers},
+    }
+
+
+def _step_of(label: str | None) -> int:
+    return NONE if label is None else PolicyVersion.parse(label).step

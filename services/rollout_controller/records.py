@@ -47,6 +47,11 @@ class StepRecord:
         return sum(self.masked_by_staleness.values())
 
     @property
+    def made_step(self) -> int:
+        """Completed steps of the version that it made; -1: it is not committed."""
+        return -1 if self.version is None else self.version.step
+
+    @property
     def is_skipped(self) -> bool:
         """It made no version."""
         return self.version is not None and self.version.step == self.step
@@ -83,12 +88,15 @@ class History:
     def __init__(self) -> None:
         self.recent: deque[StepRecord] = deque(maxlen=MAX_RECENT)
         self.num_committed = 0
+        self.waited_s = 0.0
+        """How long trainers waited for all batches."""
         self.tokens_by_staleness: Counter[int] = Counter()
         self.masked_by_staleness: Counter[int] = Counter()
 
     def add(self, record: StepRecord) -> None:
         """A batch was handed out."""
         self.recent.append(record)
+        self.waited_s += record.waited_s
         self.tokens_by_staleness.update(record.tokens_by_staleness)
         self.masked_by_staleness.update(record.masked_by_staleness)
 

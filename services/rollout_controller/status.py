@@ -11,6 +11,9 @@ from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.evaluations import EvaluationRecord
 from services.rollout_controller.records import History, StepRecord
 
+TOTAL_STEPS = "total_steps"
+"""Under this name the trainer tells the length of the run with each step."""
+
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -32,6 +35,10 @@ class ServerStatus(Model):
     state: str = Field(description="Whether requests are sent to it, and if not, why.")
     served_version: str | None = Field(description="The version that it reports, `v1.12`; null: not known.")
     num_requests: int = Field(description="Requests that it works on for this controller.")
+    tokens_in_flight: int = Field(default=0, description="Prompts and budgets of these requests.")
+    since_s: float = Field(default=0.0, description="How long it has been in its state.")
+    busy_s: float = Field(default=0.0, description="How long it has had a request since it joined.")
+    joined_s: float = Field(default=0.0, description="How long ago it joined.")
     detail: str = Field(default="", description="The last failure, or what it is waited for.")
 
 
@@ -140,6 +147,10 @@ class ControllerStatus(Model):
     waits: list[WaitStatus] = Field(description="Oldest first.")
     last_step: StepStatus | None
     num_steps: int = Field(description="Committed steps.")
+    total_steps: int | None = Field(description="Steps of the whole run; null: no step is committed yet.")
+    has_ended: bool = Field(description="Whether the last step of the run is committed.")
+    waited_s: float = Field(description="How long trainers waited for the batches of all steps.")
+    requests_waiting: int = Field(description="Requests that no server may take now.")
     tokens: StalenessHistogram
     timing: TimingStatus
 
@@ -173,7 +184,7 @@ class Status:
     def __init__(
         self, run: str, controller: RolloutController, surroundings: "Surroundings", started_at: float
     ) -> None:
-        self._run = run
+        self.run = run
         self._controller = controller
         self._surroundings = surroundings
         self._started_at = started_at
@@ -181,8 +192,9 @@ class Status:
     def status(self, now: float) -> ControllerStatus:
         controller, around = self._controller, self._surroundings
         last = controller.history.last_committed
+        total = int(last.stats[TOTAL_STEPS]) if last is not None and TOTAL_STEPS in last.stats else None
         return ControllerStatus(
-            run=self._run,
+            run=self.run,
             uptime_s=now - self._started_at,
             published_version=around.published_version,
             services=around.services(),
@@ -195,6 +207,10 @@ class Status:
             waits=[wait_status(wait) for wait in controller.waits.snapshot()],
             last_step=step_status(last) if last else None,
             num_steps=controller.history.num_committed,
+            total_steps=total,
+            has_ended=total is not None and last is not None and last.made_step >= total,
+            waited_s=controller.history.waited_s,
+            requests_waiting=around.requests_waiting(),
             tokens=histogram(controller.history),
             timing=timing_status(controller),
         )
@@ -215,6 +231,10 @@ class Surroundings:
 
     def servers(self) -> list[ServerStatus]:
         return []
+
+    def requests_waiting(self) -> int:
+        """Requests that no server may take now."""
+        return 0
 
 
 def task_status(controller: RolloutController) -> TaskStatus:

@@ -253,6 +253,7 @@ class TrainLoop:
         stats["rollout/invalid_tokens"] = float(batch.samples.num_invalid_tokens)
         stats["num_skipped_steps"] = float(self.progress.num_skipped)
         stats["epoch"] = float(self._parts.length.epochs_at(self.progress.version.step))
+        stats["total_steps"] = float(self.total_steps)
         stats["total_samples"] = float(self.progress.num_samples)
         stats["total_s"] = self.progress.trained_s
         return stats
