@@ -9,6 +9,7 @@
     +-- Unavailable     UNAVAILABLE          503   a dependency is down; retry with backoff
     +-- TimedOut        DEADLINE_EXCEEDED    504   the message names what was waited for
     +-- Refused         PERMISSION_DENIED    403   not allowed for this caller
+    +-- Unauthenticated UNAUTHENTICATED      401   the caller must show its token
 
 Anything else is a bug: INTERNAL / 500 to the caller, a traceback in the log.
 """
@@ -79,7 +80,24 @@ class Refused(HeadwayError):
     http_status = 403
 
 
+class Unauthenticated(HeadwayError):
+    """This caller has not said who it is, or not in a way that is believed."""
+
+    grpc_code = "UNAUTHENTICATED"
+    http_status = 401
+
+
 BY_CODE: dict[str, type[HeadwayError]] = {
     kind.grpc_code: kind
-    for kind in (InvalidInput, NotFound, AlreadyExists, StaleVersion, Overloaded, Unavailable, TimedOut, Refused)
+    for kind in (
+        InvalidInput,
+        NotFound,
+        AlreadyExists,
+        StaleVersion,
+        Overloaded,
+        Unavailable,
+        TimedOut,
+        Refused,
+        Unauthenticated,
+    )
 }

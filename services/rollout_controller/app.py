@@ -22,12 +22,14 @@ from headway.core.version import PolicyVersion
 from headway.runtime.grpc_server import serve_grpc
 from headway.runtime.http_server import serve_http
 from headway.runtime.names import Entry, NameClient, Put, Removed, Snapshot
+from headway.runtime.published import read_published
 from headway.runtime.rewards import RewardClient
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.v1.rollout_controller_pb2_grpc import add_RolloutControllerServicer_to_server
 from headway.workflow.load import load_filter
+from services.rollout_controller.auth import Access
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.dumps import Dump, FinishedGroup
 from services.rollout_controller.fleet import Fleet, FleetOptions
@@ -54,10 +56,11 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
     """Serve until the block is left.
 
     Raises:
-        InvalidInput: The workflow, its filter or the tokenizer cannot be loaded, or a port is in use.
+        InvalidInput: The workflow, its filter or the tokenizer cannot be loaded, a port is in use, or the HTTP API has no
+            token where it needs one.
         JournalBroken: The journal cannot be opened.
     """
-    waits = Waits()
+    access, waits = Access.of(placement.host), Waits()
     async with AsyncExitStack() as stack:
         journal = await stack.enter_async_context(Journal(config.paths.journal / "journal.sqlite"))
         names = await stack.enter_async_context(NameClient(placement.name_resolve, config.run_name))
@@ -83,7 +86,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         api = ControllerApi(controller, known.versions_in_use)
         status = Status(config.run_name, controller, known, time.monotonic())
         http_port = await stack.enter_async_context(
-            serve_http(cast(Any, make_http_api(status, controller)), placement.host, placement.http_port)
+            serve_http(cast(Any, make_http_api(status, controller, access)), placement.host, placement.http_port)
         )
         server = await stack.enter_async_context(
             serve_grpc(
@@ -174,6 +177,7 @@ def fleet_options(config: ExperimentConfig) -> FleetOptions:
         setup_timeout_s=config.rollout.setup_timeout,
         api_key=str(flags.get("api_key") or ""),
         admin_key=str(flags.get("admin_api_key") or ""),
+        lora_name=config.rollout.lora_name if config.actor.use_lora else None,
     )
 
 
@@ -183,10 +187,11 @@ async def trainers(names: NameClient) -> list[str]:
 
 
 async def first_version(names: NameClient, waits: Waits, config: ExperimentConfig) -> Path:
-    """The folder of the first version that is published, now or later."""
+    """The folder of the first version that is published, now or later; of its base, where it is an adapter."""
     with waits.waiting_for("the first published version, for its tokenizer"):
         async for record in names.watch_versions():
-            return config.paths.weights / record.version.label
+            folder = config.paths.weights / record.version.label
+            return read_published(folder).model if config.actor.use_lora else folder
     raise AssertionError("a watch has no end")
 
 

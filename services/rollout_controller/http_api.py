@@ -1,28 +1,41 @@
-"""The controller's door for people: JSON (documented at `/docs`) and metrics for Prometheus. Read only."""
+"""The controller's door for people and programs: JSON (documented at `/docs`) and metrics for Prometheus.
+
+`auth.py` says who may call what, `problems.py` what an error looks like. Every router is mounted here.
+"""
 
 import time
 from collections.abc import Callable
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 
 from headway.runtime.metrics import CONTENT_TYPE_LATEST, expose
+from services.rollout_controller.auth import Access, require_read
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.metrics import controller_registry
+from services.rollout_controller.openapi import install_openapi
+from services.rollout_controller.problems import install_problems
 from services.rollout_controller.status import ControllerReport, ControllerStatus, Status
 
 
 def make_http_api(
-    status: Status, controller: RolloutController, clock: Callable[[], float] = time.monotonic
+    status: Status,
+    controller: RolloutController,
+    access: Access | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """The ASGI application."""
+    """The ASGI application. `access`: who may call it; None: reading is open, control closed."""
     app = FastAPI(title="Headway rollout controller", version="1", redoc_url=None)
+    app.state.access = access or Access()
+    install_problems(app)
+    install_openapi(app, app.state.access)
     registry = controller_registry(status, controller, clock)
+    read = APIRouter(prefix="/v1", dependencies=[Depends(require_read)])
 
-    @app.get("/v1/status", summary="What is going on, and what is waited for")
+    @read.get("/status", summary="What is going on, and what is waited for")
     async def get_status() -> ControllerStatus:
         return status.status(clock())
 
-    @app.get("/v1/report", summary="The status with the history of all steps")
+    @read.get("/report", summary="The status with the history of all steps")
     async def get_report() -> ControllerReport:
         return await status.report(clock())
 
@@ -34,4 +47,5 @@ def make_http_api(
     async def get_health() -> dict[str, str]:
         return {"status": "ok"}
 
+    app.include_router(read)
     return app
