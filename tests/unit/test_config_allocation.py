@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import Allocation, AllocationError, Dims
@@ -16,7 +16,6 @@ def spelt(counts: dict[str, int]) -> str:
     return "".join(f"{letter}{count}" for letter, count in counts.items())
 
 
-@settings(deadline=None)
 @given(COUNTS, COUNTS, st.sampled_from(["sglang", "vllm"]), st.sampled_from(["", "fsdp:"]), st.sampled_from("+|"))
 def test_what_is_written_is_read(
     inference: dict[str, int], training: dict[str, int], engine: str, backend: str, sign: str
@@ -79,7 +78,6 @@ def test_a_mistake_points_at_its_character(mode: str, position: int, why: str) -
     assert (text.strip(), arrow.index("^") - 4) == (mode, position)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="sglanvfdptce:+|.0123456789 ", max_size=24))
 def test_no_text_ends_in_anything_but_an_allocation_or_its_error(mode: str) -> None:
     with contextlib.suppress(AllocationError):

@@ -184,7 +184,7 @@ ODD = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(["", ".x", ".0", "x"]), st.sampled_from(ODD)), max_size=4)
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import TrainDatasetConfig
@@ -105,7 +105,6 @@ def test_task_ids_name_rows_of_the_source_whatever_is_left_out() -> None:
             found.data_of(wrong)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 7), st.booleans(), st.booleans(), st.integers(0, 90))
 def test_a_cursor_takes_up_the_order_where_it_was_left(
     size: int, batch: int, drop_last: bool, shuffle: bool, taken: int
@@ -118,7 +117,6 @@ def test_a_cursor_takes_up_the_order_where_it_was_left(
     assert ids(again, cursor, 20) == [task.task_id for task in tasks[taken:]]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 7), st.booleans())
 def test_an_epoch_holds_every_row_once_or_whole_batches_only(size: int, batch: int, drop_last: bool) -> None:
     batch = min(batch, size)

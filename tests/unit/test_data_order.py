@@ -1,7 +1,7 @@
 """Row order is seeded: the same everywhere for one seed, another one in every epoch, every row once."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.data.order import epoch_order
@@ -9,14 +9,12 @@ from headway.data.order import epoch_order
 SEEDS = st.integers(-(2**63), 2**63)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), SEEDS, st.integers(0, 10_000))
 def test_every_row_comes_exactly_once(num_rows: int, seed: int, epoch: int) -> None:
     order = epoch_order(num_rows, seed, epoch, shuffle=True)
     assert sorted(order.tolist()) == list(range(num_rows))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), SEEDS, st.integers(0, 10_000))
 def test_the_order_depends_on_seed_and_epoch_alone(num_rows: int, seed: int, epoch: int) -> None:
     first, again = (epoch_order(num_rows, seed, epoch, shuffle=True) for _ in range(2))

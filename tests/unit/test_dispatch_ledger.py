@@ -131,7 +131,7 @@ class Account(RuleBasedStateMachine):
 
 ENDED = (TaskState.CONSUMED, TaskState.REJECTED, TaskState.QUARANTINED)
 TestAccount = Account.TestCase
-TestAccount.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAccount.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def ready_ledger(count: int) -> Ledger:

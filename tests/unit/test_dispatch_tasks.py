@@ -264,7 +264,7 @@ def test_a_new_version_wakes_what_the_budget_held_back() -> None:
     run_virtual(scenario())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["value", "raise", "nothing"])), max_size=30),
     st.integers(1, 5),

@@ -136,7 +136,7 @@ class SlotMachine(RuleBasedStateMachine):
         assert self.table.tokens[slot, :start].tolist() == self.prompts[request.rid]
 
 
-SlotMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SlotMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestSlots = SlotMachine.TestCase
 
 

@@ -127,7 +127,7 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 async def test_an_awaited_write_can_be_read_by_another_process(tmp_path: Path) -> None:

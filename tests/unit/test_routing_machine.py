@@ -104,5 +104,5 @@ class Routing(RuleBasedStateMachine):
             assert (self.router.load(name).tokens, self.router.load(name).requests) == (sum(held), len(held))
 
 
-Routing.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Routing.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 test_routing = Routing.TestCase

@@ -150,4 +150,4 @@ class Budget(RuleBasedStateMachine):
 
 
 TestBudget = Budget.TestCase
-TestBudget.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBudget.settings = settings(max_examples=60, stateful_step_count=40)

@@ -59,7 +59,7 @@ def test_waiting_is_never_for_nothing(
     assert not select(ready, step, num_groups, eta, MASK, running).is_waiting_for_deadline
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 4), st.integers(0, 3), st.data())
 def test_with_wait_no_group_ever_gets_too_old(batch: int, eta: int, data: st.DataObject) -> None:
     """Rollouts start while the budget allows and end in any order; steps follow each other."""
