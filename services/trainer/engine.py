@@ -43,6 +43,10 @@ class UpdateResult:
     stats: dict[str, float]
     applied: bool
     """False: nothing was changed, because no mini-batch had a finite loss and gradient, or none had a token."""
+    logp: Tensor | None = None
+    """[T] float32 log-probs of the update's own forward passes; None: not asked for."""
+    prox_logp: Tensor | None = None
+    """[T] float32, those of the batch, with those of the first mini-batch filled in; None: the objective has none."""
 
 
 class TrainEngine:
@@ -149,10 +153,13 @@ class TrainEngine:
         """Fill in rewards, advantages and returns; see `headway.algorithm.advantages`."""
         return compute_advantages(batch, self.config)
 
-    def ppo_update(self, batch: SampleBatch) -> UpdateResult:
+    def ppo_update(self, batch: SampleBatch, *, keeps_logp: bool = False) -> UpdateResult:
         """Take one optimizer step per mini-batch. Collective.
 
         The batch has advantages, and `prox_logp` (by `compute_prox_logp`) where `needs_prox_logp` says so.
+
+        Args:
+            keeps_logp: Return the log-probs of each token too; costs a reduction over the ranks.
 
         Raises:
             ValueError: One of them is missing.
@@ -161,16 +168,29 @@ class TrainEngine:
             raise ValueError("the batch has no prox_logp: call compute_prox_logp first")
         optimization = self._require_optimization()
         statistics, steps = TokenStatistics(), []
+        logp = torch.zeros(batch.num_tokens) if keeps_logp else None
         for number, minibatch in enumerate(self._minibatches(batch)):
             known = batch.with_(prox_logp=None) if number == 0 and self._first_is_proximal else batch
-            steps.append(self._updater.policy_step(minibatch, known, self.version, optimization, statistics))
+            steps.append(self._updater.policy_step(minibatch, known, self.version, optimization, statistics, logp))
+        logp = None if logp is None else self.ranks.reduce(logp, "sum")
+        prox_logp = None if logp is None else self._whole_prox_logp(batch, logp)
         self._plan = None
         update = statistics.result(self.ranks.reduce)
         update |= effective_sample_size(update) | _step_statistics(steps) | {"lr": optimization.lr}
         before = batch_statistics(batch, self.config, self.version)
         stats = {f"ppo_actor/{name}": value for name, value in before.items()}
         stats |= {f"ppo_actor/update/{name}": value for name, value in update.items()}
-        return UpdateResult(stats, applied=any(step.applied for step in steps))
+        return UpdateResult(stats, any(step.applied for step in steps), logp, prox_logp)
+
+    def _whole_prox_logp(self, batch: SampleBatch, logp: Tensor) -> Tensor | None:
+        """[T] proximal log-probs; those of the first mini-batch are of its own forward pass where it gives them."""
+        if self.config.prox_logp_method == "loglinear" or not self._first_is_proximal:
+            return batch.prox_logp
+        if batch.prox_logp is None:
+            return logp
+        is_first = torch.zeros(batch.num_samples, dtype=torch.bool)
+        is_first[list(self._minibatches(batch)[0].samples)] = True
+        return torch.where(is_first[batch.sample_ids], logp, batch.prox_logp)
 
     def step_lr_scheduler(self) -> None:
         """Go on to the learning rate of the next train step."""

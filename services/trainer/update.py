@@ -51,13 +51,20 @@ class Updater:
         version: int,
         optimization: Optimization,
         statistics: TokenStatistics,
+        kept_logp: Tensor | None = None,
     ) -> Moved:
-        """One step of the configured objective. Without `prox_logp`, the current policy is the proximal one."""
+        """One step of the configured objective. Without `prox_logp`, the current policy is the proximal one.
+
+        Args:
+            kept_logp: [T] on the CPU; gets the log-probs of this rank's tokens as the forward pass gives them.
+        """
         self._policy.train()
         total, kept = self._kept_tokens(minibatch, batch)
         loss_sum = torch.zeros((), device=self._ranks.device)
         for micro_batch in minibatch.micro_batches:
             scored = self._policy(micro_batch.to(self._ranks.device))
+            if kept_logp is not None:
+                kept_logp[micro_batch.tokens] = scored.logp.detach().float().cpu()
             tokens = self._policy_tokens(micro_batch, batch, kept, scored.logp, version)
             found = policy_loss(scored.logp, tokens, self._config)
             self._backward(found.loss.sum(), total)

@@ -21,6 +21,7 @@ from services.trainer.checkpoint import load_tensors, save_tensors
 from services.trainer.engine import TrainEngine
 from services.trainer.model_files import static_files
 from services.trainer.phases import Phase, Phases
+from services.trainer.token_dump import TokenDump
 from services.trainer.warm_start import WarmStartPlan
 from services.trainer.weights import WeightStore, WrittenVersion
 
@@ -48,6 +49,8 @@ class TorchWorker:
         self._phases = phases
         self._engine: TrainEngine | None = None
         self._store: WeightStore | None = None
+        self._token_dump: TokenDump | None = None
+        """Of rank 0, where the file asks for dumps."""
         self.sender: WeightSender | None = None
         """Sends what was written straight to the engines; None: they read it from disk."""
         self.is_stopping = threading.Event()
@@ -62,6 +65,8 @@ class TorchWorker:
     def load(self, total_steps: int) -> None:
         """Build the model, the optimizer and the reference."""
         self._engine = TrainEngine(self._config, total_train_steps=total_steps)
+        if self._config.rollout.dump_to_file and self._engine.rank == 0:
+            self._token_dump = TokenDump(self._config.paths.rollouts)
 
     def warm_start(self, plan: WarmStartPlan) -> dict[str, float]:
         """Train supervised, step by step; returns the last step's statistics."""
@@ -88,10 +93,12 @@ class TorchWorker:
         with self._phases(Phase.ADVANTAGES):
             batch = engine.compute_advantages(batch)
         with self._phases(Phase.UPDATE):
-            result = engine.ppo_update(batch)
+            result = engine.ppo_update(batch, keeps_logp=self._config.rollout.dump_to_file)
             if result.applied:
                 engine.step_lr_scheduler()
                 engine.version = step + 1
+        if self._token_dump is not None and result.applied and result.logp is not None:
+            self._token_dump.add(step, batch.with_(prox_logp=result.prox_logp), result.logp)
         return StepResult(result.applied, dict(result.stats))
 
     def write(self, version: PolicyVersion, parent: PolicyVersion | None) -> WrittenVersion | None:
@@ -132,6 +139,8 @@ class TorchWorker:
         self.engine.version = step
 
     def close(self) -> None:
+        if self._token_dump is not None:
+            self._token_dump.close()
         if self._store is not None:
             self._store.close()
         if torch.distributed.is_initialized():
