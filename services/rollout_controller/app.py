@@ -56,8 +56,8 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
     """Serve until the block is left.
 
     Raises:
-        InvalidInput: The workflow, its filter or the tokenizer cannot be loaded, a port is in use, or the HTTP API has no
-            token where it needs one.
+        InvalidInput: The workflow, its filter or the tokenizer cannot be loaded, a port is in use, or the HTTP API has
+            to have a token.
         JournalBroken: The journal cannot be opened.
     """
     access, waits = Access.of(placement.host), Waits()
