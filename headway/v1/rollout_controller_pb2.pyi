@@ -91,22 +91,26 @@ class SubmitReply(_message.Message):
     NUM_NEW_FIELD_NUMBER: _builtins.int
     NUM_OUTSTANDING_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    MAX_HEAD_OFFPOLICYNESS_FIELD_NUMBER: _builtins.int
     num_new: _builtins.int
     """Tasks that were not known before."""
     num_outstanding: _builtins.int
     """Tasks now pending, running or ready."""
     incarnation: _builtins.str
     """Changes with each start of the controller: tasks that were pending or running before are to be submitted again."""
+    max_head_offpolicyness: _builtins.int
+    """The bound that holds now, eta; it can be changed while the run goes on."""
     def __init__(
         self,
         *,
         num_new: _builtins.int = ...,
         num_outstanding: _builtins.int = ...,
         incarnation: _builtins.str = ...,
+        max_head_offpolicyness: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "num_new", b"num_new", "num_outstanding", b"num_outstanding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "max_head_offpolicyness", b"max_head_offpolicyness", "num_new", b"num_new", "num_outstanding", b"num_outstanding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,6 +179,7 @@ class BatchHeader(_message.Message):
     IS_REPLAY_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
     NUM_MASKED_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_HEAD_OFFPOLICYNESS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     num_groups: _builtins.int
     is_replay: _builtins.bool
@@ -183,6 +188,8 @@ class BatchHeader(_message.Message):
     """How long the call waited for groups, seconds."""
     num_masked_tokens: _builtins.int
     """Generated tokens that carry no gradient because they are older than the bound."""
+    max_head_offpolicyness: _builtins.int
+    """The bound under which the batch was composed, eta: a replay keeps it."""
     def __init__(
         self,
         *,
@@ -191,10 +198,11 @@ class BatchHeader(_message.Message):
         is_replay: _builtins.bool = ...,
         waited_s: _builtins.float = ...,
         num_masked_tokens: _builtins.int = ...,
+        max_head_offpolicyness: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_replay", b"is_replay", "num_groups", b"num_groups", "num_masked_tokens", b"num_masked_tokens", "step", b"step", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_replay", b"is_replay", "max_head_offpolicyness", b"max_head_offpolicyness", "num_groups", b"num_groups", "num_masked_tokens", b"num_masked_tokens", "step", b"step", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

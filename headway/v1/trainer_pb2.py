@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import types_pb2 as headway_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/v1/trainer.proto\x12\nheadway.v1\x1a\x16headway/v1/types.proto\"\x12\n\x10GetStatusRequest\"\xad\x02\n\rTrainerStatus\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.headway.v1.TrainerPhase\x12\x0f\n\x07phase_s\x18\x02 \x01(\x01\x12*\n\x07version\x18\x03 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x03\x12\x33\n\x05stats\x18\x05 \x03(\x0b\x32$.headway.v1.TrainerStatus.StatsEntry\x12\x16\n\x0ephase_progress\x18\x06 \x01(\x01\x12&\n\x05waits\x18\x07 \x03(\x0b\x32\x17.headway.v1.TrainerWait\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\",\n\x0bTrainerWait\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\"\r\n\x0bSaveRequest\"E\n\tSaveReply\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0b\n\tStopReply*\xab\x02\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x19\n\x15TRAINER_PHASE_STANDBY\x10\x02\x12\x1c\n\x18TRAINER_PHASE_WARM_START\x10\x03\x12\x19\n\x15TRAINER_PHASE_WAITING\x10\x04\x12\x1a\n\x16TRAINER_PHASE_TRAINING\x10\x05\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x06\x12\x1c\n\x18TRAINER_PHASE_EVALUATING\x10\x07\x12\x18\n\x14TRAINER_PHASE_SAVING\x10\x08\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\t2\xbf\x01\n\x07Trainer\x12\x44\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x19.headway.v1.TrainerStatus\x12\x36\n\x04Save\x12\x17.headway.v1.SaveRequest\x1a\x15.headway.v1.SaveReply\x12\x36\n\x04Stop\x12\x17.headway.v1.StopRequest\x1a\x15.headway.v1.StopReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/v1/trainer.proto\x12\nheadway.v1\x1a\x16headway/v1/types.proto\"\'\n\x10GetStatusRequest\x12\x13\n\x0b\x61\x66ter_phase\x18\x01 \x01(\x03\"\x8a\x03\n\rTrainerStatus\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.headway.v1.TrainerPhase\x12\x0f\n\x07phase_s\x18\x02 \x01(\x01\x12*\n\x07version\x18\x03 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x03\x12\x33\n\x05stats\x18\x05 \x03(\x0b\x32$.headway.v1.TrainerStatus.StatsEntry\x12\x16\n\x0ephase_progress\x18\x06 \x01(\x01\x12&\n\x05waits\x18\x07 \x03(\x0b\x32\x17.headway.v1.TrainerWait\x12,\n\x06phases\x18\x08 \x03(\x0b\x32\x1c.headway.v1.TrainerPhaseSpan\x12-\n\nevaluating\x18\t \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"g\n\x10TrainerPhaseSpan\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x62\x65gan_at\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x12\n\nis_running\x18\x05 \x01(\x08\",\n\x0bTrainerWait\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\"\r\n\x0bSaveRequest\"E\n\tSaveReply\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x18\n\x16StartEvaluationRequest\"B\n\x14StartEvaluationReply\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0b\n\tStopReply*\xab\x02\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x19\n\x15TRAINER_PHASE_STANDBY\x10\x02\x12\x1c\n\x18TRAINER_PHASE_WARM_START\x10\x03\x12\x19\n\x15TRAINER_PHASE_WAITING\x10\x04\x12\x1a\n\x16TRAINER_PHASE_TRAINING\x10\x05\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x06\x12\x1c\n\x18TRAINER_PHASE_EVALUATING\x10\x07\x12\x18\n\x14TRAINER_PHASE_SAVING\x10\x08\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\t2\x98\x02\n\x07Trainer\x12\x44\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x19.headway.v1.TrainerStatus\x12\x36\n\x04Save\x12\x17.headway.v1.SaveRequest\x1a\x15.headway.v1.SaveReply\x12W\n\x0fStartEvaluation\x12\".headway.v1.StartEvaluationRequest\x1a .headway.v1.StartEvaluationReply\x12\x36\n\x04Stop\x12\x17.headway.v1.StopRequest\x1a\x15.headway.v1.StopReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,24 +34,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAINERSTATUS_STATSENTRY']._loaded_options = None
   _globals['_TRAINERSTATUS_STATSENTRY']._serialized_options = b'8\001'
-  _globals['_TRAINERPHASE']._serialized_start=565
-  _globals['_TRAINERPHASE']._serialized_end=864
+  _globals['_TRAINERPHASE']._serialized_start=878
+  _globals['_TRAINERPHASE']._serialized_end=1177
   _globals['_GETSTATUSREQUEST']._serialized_start=64
-  _globals['_GETSTATUSREQUEST']._serialized_end=82
-  _globals['_TRAINERSTATUS']._serialized_start=85
-  _globals['_TRAINERSTATUS']._serialized_end=386
-  _globals['_TRAINERSTATUS_STATSENTRY']._serialized_start=342
-  _globals['_TRAINERSTATUS_STATSENTRY']._serialized_end=386
-  _globals['_TRAINERWAIT']._serialized_start=388
-  _globals['_TRAINERWAIT']._serialized_end=432
-  _globals['_SAVEREQUEST']._serialized_start=434
-  _globals['_SAVEREQUEST']._serialized_end=447
-  _globals['_SAVEREPLY']._serialized_start=449
-  _globals['_SAVEREPLY']._serialized_end=518
-  _globals['_STOPREQUEST']._serialized_start=520
-  _globals['_STOPREQUEST']._serialized_end=549
-  _globals['_STOPREPLY']._serialized_start=551
-  _globals['_STOPREPLY']._serialized_end=562
-  _globals['_TRAINER']._serialized_start=867
-  _globals['_TRAINER']._serialized_end=1058
+  _globals['_GETSTATUSREQUEST']._serialized_end=103
+  _globals['_TRAINERSTATUS']._serialized_start=106
+  _globals['_TRAINERSTATUS']._serialized_end=500
+  _globals['_TRAINERSTATUS_STATSENTRY']._serialized_start=456
+  _globals['_TRAINERSTATUS_STATSENTRY']._serialized_end=500
+  _globals['_TRAINERPHASESPAN']._serialized_start=502
+  _globals['_TRAINERPHASESPAN']._serialized_end=605
+  _globals['_TRAINERWAIT']._serialized_start=607
+  _globals['_TRAINERWAIT']._serialized_end=651
+  _globals['_SAVEREQUEST']._serialized_start=653
+  _globals['_SAVEREQUEST']._serialized_end=666
+  _globals['_SAVEREPLY']._serialized_start=668
+  _globals['_SAVEREPLY']._serialized_end=737
+  _globals['_STARTEVALUATIONREQUEST']._serialized_start=739
+  _globals['_STARTEVALUATIONREQUEST']._serialized_end=763
+  _globals['_STARTEVALUATIONREPLY']._serialized_start=765
+  _globals['_STARTEVALUATIONREPLY']._serialized_end=831
+  _globals['_STOPREQUEST']._serialized_start=833
+  _globals['_STOPREQUEST']._serialized_end=862
+  _globals['_STOPREPLY']._serialized_start=864
+  _globals['_STOPREPLY']._serialized_end=875
+  _globals['_TRAINER']._serialized_start=1180
+  _globals['_TRAINER']._serialized_end=1460
 # @@protoc_insertion_point(module_scope)

@@ -65,12 +65,17 @@ Global___TrainerPhase: _TypeAlias = TrainerPhase  # noqa: Y015
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_PHASE_FIELD_NUMBER: _builtins.int
+    after_phase: _builtins.int
+    """Number of the last phase that the caller knows to have ended; 0: none. `phases` tells those after it."""
     def __init__(
         self,
+        *,
+        after_phase: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_phase", b"after_phase"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,6 +112,8 @@ class TrainerStatus(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     PHASE_PROGRESS_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    EVALUATING_FIELD_NUMBER: _builtins.int
     phase: Global___TrainerPhase.ValueType
     phase_s: _builtins.float
     """How long in this phase, seconds."""
@@ -124,6 +131,14 @@ class TrainerStatus(_message.Message):
     def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainerWait]:
         """What is waited for now, the oldest first."""
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainerPhaseSpan]:
+        """Phases after `after_phase`, oldest first, as far back as the trainer remembers; the running one is the last."""
+
+    @_builtins.property
+    def evaluating(self) -> _types_pb2.PolicyVersion:
+        """The version that is evaluated beside training now; absent: none."""
+
     def __init__(
         self,
         *,
@@ -134,14 +149,51 @@ class TrainerStatus(_message.Message):
         stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         phase_progress: _builtins.float = ...,
         waits: _abc.Iterable[Global___TrainerWait] | None = ...,
+        phases: _abc.Iterable[Global___TrainerPhaseSpan] | None = ...,
+        evaluating: _types_pb2.PolicyVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluating", b"evaluating", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "phase_progress", b"phase_progress", "phase_s", b"phase_s", "stats", b"stats", "total_steps", b"total_steps", "version", b"version", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluating", b"evaluating", "phase", b"phase", "phase_progress", b"phase_progress", "phase_s", b"phase_s", "phases", b"phases", "stats", b"stats", "total_steps", b"total_steps", "version", b"version", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainerStatus: _TypeAlias = TrainerStatus  # noqa: Y015
+
+@_typing.final
+class TrainerPhaseSpan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    IS_RUNNING_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """1 for the first phase of the process."""
+    name: _builtins.str
+    """"wait_for_batch", "update"; finer than TrainerPhase. Where phases nest, the innermost."""
+    began_at: _builtins.float
+    """Unix seconds."""
+    seconds: _builtins.float
+    is_running: _builtins.bool
+    """It goes on."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        name: _builtins.str = ...,
+        began_at: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        is_running: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_at", b"began_at", "is_running", b"is_running", "name", b"name", "number", b"number", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainerPhaseSpan: _TypeAlias = TrainerPhaseSpan  # noqa: Y015
 
 @_typing.final
 class TrainerWait(_message.Message):
@@ -205,6 +257,41 @@ class SaveReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
+
+@_typing.final
+class StartEvaluationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartEvaluationRequest: _TypeAlias = StartEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class StartEvaluationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def version(self) -> _types_pb2.PolicyVersion: ...
+    def __init__(
+        self,
+        *,
+        version: _types_pb2.PolicyVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartEvaluationReply: _TypeAlias = StartEvaluationReply  # noqa: Y015
 
 @_typing.final
 class StopRequest(_message.Message):

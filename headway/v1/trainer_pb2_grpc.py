@@ -44,6 +44,11 @@ class TrainerStub:
                 request_serializer=headway_dot_v1_dot_trainer__pb2.SaveRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_trainer__pb2.SaveReply.FromString,
                 _registered_method=True)
+        self.StartEvaluation = channel.unary_unary(
+                '/headway.v1.Trainer/StartEvaluation',
+                request_serializer=headway_dot_v1_dot_trainer__pb2.StartEvaluationRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_trainer__pb2.StartEvaluationReply.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/headway.v1.Trainer/Stop',
                 request_serializer=headway_dot_v1_dot_trainer__pb2.StopRequest.SerializeToString,
@@ -62,6 +67,15 @@ class TrainerServicer:
 
     def Save(self, request, context):
         """Write a checkpoint at the end of the running step; returns when it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartEvaluation(self, request, context):
+        """Begin a held-out evaluation of the published version, beside training; returns when it has begun. While one runs, that
+        is the answer. The next version is published when it has ended.
+        Errors: INVALID_ARGUMENT when there are no held-out tasks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +100,11 @@ def add_TrainerServicer_to_server(servicer, server):
                     servicer.Save,
                     request_deserializer=headway_dot_v1_dot_trainer__pb2.SaveRequest.FromString,
                     response_serializer=headway_dot_v1_dot_trainer__pb2.SaveReply.SerializeToString,
+            ),
+            'StartEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartEvaluation,
+                    request_deserializer=headway_dot_v1_dot_trainer__pb2.StartEvaluationRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_trainer__pb2.StartEvaluationReply.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -147,6 +166,33 @@ class Trainer:
             '/headway.v1.Trainer/Save',
             headway_dot_v1_dot_trainer__pb2.SaveRequest.SerializeToString,
             headway_dot_v1_dot_trainer__pb2.SaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Trainer/StartEvaluation',
+            headway_dot_v1_dot_trainer__pb2.StartEvaluationRequest.SerializeToString,
+            headway_dot_v1_dot_trainer__pb2.StartEvaluationReply.FromString,
             options,
             channel_credentials,
             insecure,

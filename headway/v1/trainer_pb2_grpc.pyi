@@ -34,6 +34,11 @@ class TrainerStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.GetStatusRequest, _trainer_pb2.TrainerStatus]
     Save: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveRequest, _trainer_pb2.SaveReply]
     """Write a checkpoint at the end of the running step; returns when it is complete."""
+    StartEvaluation: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.StartEvaluationRequest, _trainer_pb2.StartEvaluationReply]
+    """Begin a held-out evaluation of the published version, beside training; returns when it has begun. While one runs, that
+    is the answer. The next version is published when it has ended.
+    Errors: INVALID_ARGUMENT when there are no held-out tasks.
+    """
     Stop: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.StopRequest, _trainer_pb2.StopReply]
     """End after the running step, with a checkpoint where recovery is on. Returns at once."""
 
@@ -43,6 +48,11 @@ class TrainerAsyncStub(TrainerStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_trainer_pb2.GetStatusRequest, _trainer_pb2.TrainerStatus]  # type: ignore[assignment]
     Save: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveRequest, _trainer_pb2.SaveReply]  # type: ignore[assignment]
     """Write a checkpoint at the end of the running step; returns when it is complete."""
+    StartEvaluation: _aio.UnaryUnaryMultiCallable[_trainer_pb2.StartEvaluationRequest, _trainer_pb2.StartEvaluationReply]  # type: ignore[assignment]
+    """Begin a held-out evaluation of the published version, beside training; returns when it has begun. While one runs, that
+    is the answer. The next version is published when it has ended.
+    Errors: INVALID_ARGUMENT when there are no held-out tasks.
+    """
     Stop: _aio.UnaryUnaryMultiCallable[_trainer_pb2.StopRequest, _trainer_pb2.StopReply]  # type: ignore[assignment]
     """End after the running step, with a checkpoint where recovery is on. Returns at once."""
 
@@ -61,6 +71,17 @@ class TrainerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.SaveReply, _abc.Awaitable[_trainer_pb2.SaveReply]]:
         """Write a checkpoint at the end of the running step; returns when it is complete."""
+
+    @_abc_1.abstractmethod
+    def StartEvaluation(
+        self,
+        request: _trainer_pb2.StartEvaluationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.StartEvaluationReply, _abc.Awaitable[_trainer_pb2.StartEvaluationReply]]:
+        """Begin a held-out evaluation of the published version, beside training; returns when it has begun. While one runs, that
+        is the answer. The next version is published when it has ended.
+        Errors: INVALID_ARGUMENT when there are no held-out tasks.
+        """
 
     @_abc_1.abstractmethod
     def Stop(
