@@ -337,8 +337,24 @@ def _schedules(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
         yield Conflict(("evaluator", "valid_dataset"), "nothing is evaluated: there is no valid_dataset", is_note=True)
 
 
+def _adapter(config: ExperimentConfig, given: Set[str]) -> Iterator[Conflict]:
+    actor = config.actor
+    if not actor.use_lora:
+        return
+    if config.engine == "vllm":
+        message = "is set, and adapters are served by SGLang and the built-in engine only: set inference.engine"
+        yield Conflict(("actor.use_lora", "inference.engine", "allocation_mode"), message)
+    if actor.weight_update_mode == "xccl":
+        message = "broadcasts whole weights; an adapter is small and travels through the shared folder: write `disk`"
+        yield Conflict(("actor.weight_update_mode", "actor.use_lora"), message)
+    if config.allocation.training.tensor > 1:
+        message = "does not go with tensor parallel training: write d for t in the training half of allocation_mode"
+        yield Conflict(("actor.use_lora", "allocation_mode"), message)
+
+
 CHECKS: tuple[Check, ...] = (
     _optimizer,
+    _adapter,
     _names,
     _devices,
     _engine,

@@ -94,9 +94,8 @@ class RolloutConfig(Section):
     """Engines that may take new weights at once; the others go on with the old ones meanwhile. null: all."""
     schedule_policy: Literal["round_robin", "least_load", "prefix_affinity"] = "round_robin"
     """How a server is chosen: in turn, by tokens in flight, or where the prompt's prefix is already cached."""
-    lora_name: str = "default_lora"
-    """AReaL's name of the adapter in the engines. With `actor.use_lora` the weights are published merged, so that the
-    engines know of no adapter."""
+    lora_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default_lora"
+    """With `actor.use_lora`: name of the adapter in the engines; the version is added to it (`default_lora-v1.3`)."""
     scheduling_spec: list[SchedulingSpec] = Field(default_factory=list)
     """Resources of the inference services."""
     scheduling_strategy: SchedulingStrategy = SchedulingStrategy()

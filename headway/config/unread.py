@@ -4,4 +4,4 @@ A test compares this list with what the code reads: a key that gains its reader 
 Lists of sections appear as `key.0`.
 """
 
-UNREAD: frozenset[str] = frozenset({"rollout.lora_name"})
+UNREAD: frozenset[str] = frozenset()

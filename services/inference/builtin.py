@@ -15,6 +15,7 @@ import torch
 
 from headway import __version__
 from headway.errors import InvalidInput
+from services.inference.adapters import read_adapter
 from services.inference.detokenizer import Detokenizer
 from services.inference.distributed import WeightsGroup
 from services.inference.engine import Engine, EngineSettings
@@ -118,6 +119,33 @@ class BuiltinEngine:
         if label is not None:
             self.engine.set_label(label)
         return flush_cache and self.engine.flush_cache()
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Read an adapter beside what runs; requests may name it when this returns.
+
+        Raises:
+            InvalidInput, NotFound, Refused: There is one of that name, or this one cannot be used.
+        """
+        folder = allowed_folder(path, (self.settings.folder, *self.settings.weights_roots))
+        if name in self.engine.adapters:
+            raise InvalidInput(f"Failed to load LoRA adapter: {name} is already loaded")
+        adapter = await asyncio.to_thread(read_adapter, name, folder, self.engine.model.model)
+        await self.engine.call(partial(self.engine.add_adapter, adapter))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take an adapter away from new requests; those that run keep it to their end.
+
+        Raises:
+            InvalidInput: There is none of that name.
+        """
+        if name not in self.engine.adapters:
+            raise InvalidInput(f"Failed to unload LoRA adapter: {name} is not loaded")
+        await self.engine.call(partial(self.engine.remove_adapter, name))
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folder by name of each adapter that requests may name."""
+        return {name: adapter.path for name, adapter in self.engine.adapters.items()}
 
     async def set_version(self, label: str) -> None:
         await self.engine.call(partial(self.engine.set_label, label))

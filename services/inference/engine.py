@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.inference.adapters import Adapter
 from services.inference.detokenizer import Detokenizer
 from services.inference.language_model import LanguageModel, Queries
 from services.inference.rows import Finish, Progress, Request, SlotTable
@@ -77,6 +78,8 @@ class Engine:
         """Version of the weights, as responses report it."""
         self.eos_ids = _eos_ids(model, detokenizer)
         self.is_paused = False
+        self.adapters: dict[str, Adapter] = {}
+        """Those that requests may name. A request that runs keeps its own, also when it is unloaded."""
         table = SlotTable(settings.max_running_requests)
         max_tokens = settings.kv_cache_bytes // max(1, self._warm_up())
         self.scheduler = Scheduler(table, model.cache, max_tokens, settings.prefill_tokens)
@@ -176,6 +179,13 @@ class Engine:
         for request in self.scheduler.table.running():
             request.note_version(label, int(self._table.rows["length"][request.slot]) - len(request.prompt))
 
+    def add_adapter(self, adapter: Adapter) -> None:
+        self.model.prepare_for_adapters()
+        self.adapters[adapter.name] = adapter
+
+    def remove_adapter(self, name: str) -> None:
+        self._table.forget_adapter(self.adapters.pop(name))
+
     def weights_changed(self) -> None:
         """No prefix that the old weights computed may be reused; running requests keep theirs."""
         self.model.weights_changed()
@@ -250,7 +260,12 @@ class Engine:
         slots = np.repeat(batch.slots, batch.counts)
         positions = self._table.rows["computed"][slots] + offsets
         tokens = self._table.tokens[slots, positions]
-        return self.model.logits(Queries(batch.slots, batch.counts, tokens, positions, ends[is_wanted] - 1))
+        wanted, adapters = ends[is_wanted] - 1, self._adapters_of(batch)
+        return self.model.logits(Queries(batch.slots, batch.counts, tokens, positions, wanted, adapters))
+
+    def _adapters_of(self, batch: Batch) -> list[Adapter | None] | None:
+        found = [self._table.request(slot).adapter for slot in batch.slots.tolist()]
+        return found if any(found) else None
 
     def _take(self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         """Add a token to each slot, send what is due, and take out what has ended."""

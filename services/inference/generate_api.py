@@ -45,6 +45,7 @@ class GenerateEndpoint:
             raw = orjson.loads(await _read_body(receive))
             body = read_generate_body(raw, self._limits)
             self._check_duplicates(body.items)
+            self._check_adapters(body.items)
         except orjson.JSONDecodeError as error:
             await _reply(send, 400, bad_request_body(f"JSON decode error: {error}"))
         except BadBody as error:
@@ -84,6 +85,14 @@ class GenerateEndpoint:
         if twice:
             raise BadRequest(f"Duplicate request IDs detected within the request: {twice}")
 
+    def _check_adapters(self, items: list[Item]) -> None:
+        for item in items:
+            if item.adapter is not None and item.adapter not in self._engine.adapters:
+                raise BadRequest(
+                    f"Got LoRA adapter that has never been loaded: {item.adapter}. "
+                    f"All loaded adapters: {list(self._engine.adapters)}."
+                )
+
     def _request(self, index: int, item: Item, stream: bool, news: News) -> Request:
         seed = item.params.sampling_seed
         stops = self._engine.eos_ids | item.params.stop_token_ids
@@ -96,6 +105,7 @@ class GenerateEndpoint:
             seed=int(self._rng.integers(2**63)) if seed is None else seed % 2**64,
             stream=stream,
             deliver=lambda progress: news.put_nowait((index, progress)),
+            adapter=self._engine.adapters[item.adapter] if item.adapter is not None else None,
         )
 
     async def _answer(self, send: Send, body: GenerateBody, requests: list[Request], news: News) -> None:

@@ -15,7 +15,6 @@ from services.inference.parameters import BadBody, BadRequest, SamplingParams, r
 
 UNSUPPORTED = (
     "input_embeds",
-    "lora_path",
     "top_logprobs_num",
     "token_ids_logprob",
     "return_hidden_states",
@@ -45,6 +44,8 @@ class Item:
     rid: str
     prompt: list[int]
     params: SamplingParams
+    adapter: str | None
+    """Name of a loaded adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,10 @@ def read_generate_body(raw: Any, limits: Limits) -> GenerateBody:
     rids = _rids(raw.get("rid"), len(prompts), copies, is_batch)
     for prompt, item in zip(prompts, params, strict=True):
         _check_prompt(prompt, item.max_new_tokens, limits)
-    each = [(prompt, item) for prompt, item in zip(prompts, params, strict=True) for _ in range(copies)]
+    rows = zip(prompts, params, _adapters(raw.get("lora_path"), len(prompts)), strict=True)
+    each = [row for row in rows for _ in range(copies)]
     return GenerateBody(
-        items=[Item(rid, prompt, item) for rid, (prompt, item) in zip(rids, each, strict=True)],
+        items=[Item(rid, *row) for rid, row in zip(rids, each, strict=True)],
         is_batch=is_batch,
         stream=_flag(raw, "stream"),
         return_logprob=_flag(raw, "return_logprob"),
@@ -123,6 +125,16 @@ def _params(raw: Any, count: int, vocab_size: int) -> list[SamplingParams]:
     if len({item.n for item in params}) > 1:
         raise BadRequest("The parallel_sample_num should be the same for all samples in sample params.")
     return params
+
+
+def _adapters(raw: Any, count: int) -> list[str | None]:
+    """Name of the adapter of each prompt."""
+    names = raw if isinstance(raw, list) else [raw] * count
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise BadBody("lora_path: Input should be a valid string or a list of strings")
+    if len(names) != count:
+        raise BadRequest("The length of lora_path should be equal to the batch size.")
+    return names
 
 
 def _rids(raw: Any, num_prompts: int, copies: int, is_batch: bool) -> list[str]:

@@ -5,6 +5,7 @@ One difference on purpose: while generation is paused, /health answers 503 at on
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Literal
 
@@ -89,6 +90,16 @@ class UpdateFromDistributed(BaseModel):
     load_format: str | None = None
 
 
+class LoadAdapter(BaseModel):
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadAdapter(BaseModel):
+    lora_name: str
+
+
 class CheckWeights(BaseModel):
     action: str = "checksum"
 
@@ -109,6 +120,7 @@ def create_app(builtin: BuiltinEngine) -> FastAPI:
     _add_control(app, builtin, generate)
     _add_weights(app, builtin)
     _add_group(app, builtin)
+    _add_adapters(app, builtin)
     _add_health(app, builtin)
     _add_information(app, builtin)
     return app
@@ -208,6 +220,27 @@ def _add_group(app: FastAPI, builtin: BuiltinEngine) -> None:
         return _outcome(*await _attempt(builtin.update_from_distributed(**_without(body, "abort_all_requests"))))
 
 
+def _add_adapters(app: FastAPI, builtin: BuiltinEngine) -> None:
+    async def outcome(work: Awaitable[None]) -> Response:
+        error = ""
+        try:
+            await work
+        except HeadwayError as refusal:
+            error = str(refusal)
+        about = {"rid": None, "http_worker_ipc": None, "success": not error, "error_message": error}
+        return Json({**about, "loaded_adapters": builtin.adapters}, status_code=400 if error else 200)
+
+    @app.post("/load_lora_adapter")
+    async def load_lora_adapter(body: LoadAdapter) -> Response:
+        """Load an adapter beside the model, for requests that name it in `lora_path`."""
+        return await outcome(builtin.load_adapter(body.lora_name, body.lora_path))
+
+    @app.post("/unload_lora_adapter")
+    async def unload_lora_adapter(body: UnloadAdapter) -> Response:
+        """Take an adapter away. Unlike SGLang this does not wait: requests that run keep theirs."""
+        return await outcome(builtin.unload_adapter(body.lora_name))
+
+
 def _add_health(app: FastAPI, builtin: BuiltinEngine) -> None:
     engine = builtin.engine
 
@@ -247,16 +280,13 @@ def _add_information(app: FastAPI, builtin: BuiltinEngine) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        card = {
-            "id": builtin.served_model_name,
-            "object": "model",
-            "created": builtin.started_at,
-            "owned_by": "sglang",
-            "root": builtin.served_model_name,
-            "parent": None,
-            "max_model_len": builtin.engine.model.context_length,
-        }
-        return {"object": "list", "data": [card]}
+        about = {"object": "model", "created": builtin.started_at, "owned_by": "sglang"}
+        name = builtin.served_model_name
+        card = {"id": name, **about, "root": name, "parent": None}
+        cards = [card | {"max_model_len": builtin.engine.model.context_length}]
+        for adapter, path in builtin.adapters.items():
+            cards.append({"id": adapter, **about, "root": path, "parent": name, "max_model_len": None})
+        return {"object": "list", "data": cards}
 
 
 async def _attempt(work: Any) -> tuple[bool, str]:

@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headway.errors import InvalidInput, NotFound
+from services.inference import adapters
+from services.inference.adapters import Adapter
 from services.inference.attention import NAME, Part, current
 from services.inference.decoder import FastDecoder, has_fast_decoder
 from services.inference.kv_cache import SlotCache
@@ -66,6 +68,8 @@ class Queries:
     """[T] position of each token in its slot."""
     wanted: NDArray[np.int64]
     """[k] tokens, by their number, whose logits are wanted."""
+    adapters: list[Adapter | None] | None = None
+    """[n] of each slot; None: none has one."""
 
 
 class LanguageModel:
@@ -75,6 +79,7 @@ class LanguageModel:
         self.model = model
         self.device = model.device
         self._decoder: FastDecoder | None = None
+        self._has_hooks = False
         self.cache = SlotCache(num_slots, model.device)
         text_config = model.config.get_text_config()
         self.vocab_size: int = int(text_config.vocab_size)
@@ -88,9 +93,28 @@ class LanguageModel:
         slots = self._tensor(np.repeat(queries.slots, queries.counts))
         self.cache.place(slots, positions, int(queries.slots.max()) + 1, int(queries.positions.max()) + 1)
         current.parts = tuple(self._parts(queries, positions))
+        adapters.current.uses = tuple(self._uses(queries))
         tokens, wanted = self._tensor(queries.tokens), self._tensor(queries.wanted)
         forward = self._forward if self._decoder is None else self._decoder.logits
         return forward(tokens, positions, wanted, self.cache).float()
+
+    def prepare_for_adapters(self) -> None:
+        """Before the first adapter is used."""
+        if self._decoder is None and not self._has_hooks:
+            adapters.hook_linear_layers(self.model)
+            self._has_hooks = True
+
+    def _uses(self, queries: Queries) -> list[adapters.Use]:
+        """The adapters of a pass, with their tokens."""
+        of_slots = queries.adapters or []
+        distinct = {id(adapter): adapter for adapter in of_slots if adapter is not None}
+        if len(distinct) == 1 and None not in of_slots:
+            return [adapters.Use(adapter, None) for adapter in distinct.values()]
+        uses = []
+        for adapter in distinct.values():
+            mine = np.repeat([other is adapter for other in of_slots], queries.counts)
+            uses.append(adapters.Use(adapter, self._tensor(np.flatnonzero(mine))))
+        return uses
 
     def weights_changed(self) -> None:
         """Take over the parameters' new values; between two passes."""

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.inference.adapters import add_adapters
+
 PACKED_FROM_BYTES = 1 << 19
 """A smaller weight stays in the cache, and its layout does not matter."""
 SMALL_PRODUCT = 1 << 19
@@ -42,6 +44,7 @@ class FastLinear:
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._layers = tuple(layers)
         self._weight = _joined(layers, "weight")
         self._bias = _joined(layers, "bias") if layers[0].bias is not None else None
         is_float32_on_cpu = self._weight.dtype == torch.float32 and self._weight.device.type == "cpu"
@@ -56,7 +59,10 @@ class FastLinear:
             self._packed = onednn._reorder_linear_weight(self._weight, None)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """[T, inputs] -> [T, outputs of all the layers]."""
+        """[T, inputs] -> [T, outputs of all the layers], with what adapters add."""
+        return add_adapters(self._layers, values, self._product(values))
+
+    def _product(self, values: torch.Tensor) -> torch.Tensor:
         if not self._uses_onednn or values.shape[0] * self._weight.numel() < SMALL_PRODUCT:
             return nn.functional.linear(values, self._weight, self._bias)
         product: torch.Tensor = onednn._linear_pointwise(values, self._packed, self._bias, "none", [], "")

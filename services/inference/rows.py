@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.inference.adapters import Adapter
 from services.inference.parameters import SamplingParams
 
 ROW = np.dtype(
@@ -79,6 +80,8 @@ class Request:
     stream: bool
     deliver: Callable[[Progress], None]
     """Called in the event loop: at the end, and while it runs if `stream`."""
+    adapter: Adapter | None = None
+    """None: the model as it is."""
     output_ids: list[int] = field(default_factory=list)
     """What was generated before it last left its slot."""
     logprobs: list[float] = field(default_factory=list)
@@ -110,7 +113,9 @@ class SlotTable:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_running = 0
-        self.epoch = 0
+        self._num_epochs = 0
+        self._epochs: dict[Adapter | None, int] = {}
+        """Number of what computes prefixes now: the present weights with an adapter, or without."""
         self.rows: Rows = np.zeros(num_slots, dtype=ROW)
         self.rows["epoch"] = NO_TOKEN
         self.tokens: NDArray[np.int64] = np.full((num_slots, INITIAL_CAPACITY), NO_TOKEN, dtype=np.int64)
@@ -140,7 +145,8 @@ class SlotTable:
         self.stops[slot] = NO_TOKEN
         self.stops[slot, : len(request.stop_ids)] = list(request.stop_ids)
         row, params = self.rows[slot], request.params
-        row["start"], row["length"], row["computed"], row["epoch"] = start, length, computed, self.epoch
+        row["start"], row["length"], row["computed"] = start, length, computed
+        row["epoch"] = self._epoch(request.adapter)
         row["limit"], row["seed"] = request.reserved_tokens, request.seed
         for name in COPIED:
             row[name] = getattr(params, name)
@@ -187,10 +193,19 @@ class SlotTable:
 
     def forget(self) -> None:
         """From now on no prefix that was computed before may be reused."""
-        self.epoch += 1
+        self._epochs.clear()
 
-    def prefixes(self, tokens: NDArray[np.int64]) -> tuple[int, int, int]:
-        """Which slot holds the longest beginning of `tokens`.
+    def forget_adapter(self, adapter: Adapter) -> None:
+        self._epochs.pop(adapter, None)
+
+    def _epoch(self, adapter: Adapter | None) -> int:
+        if adapter not in self._epochs:
+            self._epochs[adapter] = self._num_epochs
+            self._num_epochs += 1
+        return self._epochs[adapter]
+
+    def prefixes(self, tokens: NDArray[np.int64], adapter: Adapter | None = None) -> tuple[int, int, int]:
+        """Which slot holds the longest beginning of `tokens`, computed with the adapter.
 
         Returns:
             The slot, how many tokens of it are in the cache, and how many a running slot will have in the cache soon.
@@ -198,7 +213,7 @@ class SlotTable:
         width = min(len(tokens), self.tokens.shape[1])
         differs = self.tokens[:, :width] != tokens[:width]
         agreeing = np.where(differs.any(1), differs.argmax(1), width)
-        agreeing[self.rows["epoch"] != self.epoch] = 0
+        agreeing[self.rows["epoch"] != self._epoch(adapter)] = 0
         usable = np.minimum(agreeing, self.rows["computed"])
         best = int(usable.argmax())
         promised = int(agreeing[: self.num_running].max()) if self.num_running else 0

@@ -110,7 +110,7 @@ class Scheduler:
 
     def _try_enter(self, request: Request, copies: dict[int, tuple[int, int]]) -> bool:
         tokens = np.array(request.prompt + request.output_ids, dtype=np.int64)
-        source, usable, promised = self.table.prefixes(tokens)
+        source, usable, promised = self.table.prefixes(tokens, request.adapter)
         if promised >= usable + WORTH_WAITING_FOR and usable < len(tokens) - 1:
             return False
         computed = min(usable, len(tokens) - 1)

@@ -47,10 +47,18 @@ def command_of(config: ExperimentConfig, placement: Placement, folder: Path, lab
     flags = config.sglang.model_copy(update={"model_path": str(folder)})
     if flags.random_seed is None:
         flags = flags.model_copy(update={"random_seed": config.seed + _number(placement.instance)})
+    if config.actor.use_lora:
+        flags = flags.model_copy(update=_adapter_flags(config))
     address = ["--host", placement.host, "--port", str(port), "--weight-version", label]
     tensor = config.allocation.inference.tensor
     parallel = ["--tp-size", str(tensor)] if tensor > 1 else []
     return [*(config.inference.command or COMMAND), *flags.words(), *parallel, *address]
+
+
+def _adapter_flags(config: ExperimentConfig) -> dict[str, object]:
+    """What SGLang must know of adapters before the first one comes."""
+    modules = config.actor.target_modules or ["all"]
+    return {"enable_lora": True, "max_lora_rank": config.actor.lora_rank, "lora_target_modules": modules}
 
 
 def _number(instance: str) -> int:

@@ -70,6 +70,21 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Staged:
     return stage(tensors, model) if _names_fit(tensors, model) else _converted(folder, model)
 
 
+def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of one file of a folder, checked against the manifest where there is one.
+
+    Raises:
+        NotFound: There is no such file.
+        InvalidInput: It is not the file of the manifest, or damaged.
+    """
+    if not (folder / name).is_file():
+        raise NotFound(f"{folder} has no {name}")
+    expected = _manifest_hashes(folder)
+    if expected and name not in expected:
+        raise InvalidInput(f"{folder}: the manifest does not name {name}")
+    return _read_file(folder / name, expected.get(name))
+
+
 def stage(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> Staged:
     """Pair tensors, under the model's own names, with its parameters.
 

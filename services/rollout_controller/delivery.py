@@ -11,13 +11,13 @@ from pathlib import Path
 import orjson
 
 from headway.core.version import PolicyVersion
+from headway.runtime.published import MANIFEST, read_published
 from headway.runtime.supervisor import Supervisor
 from services.rollout_controller.broadcast import Broadcast, Circle
 from services.rollout_controller.engine_api import UpdateFailed
 from services.rollout_controller.engine_server import EngineServer
 from services.rollout_controller.weight_source import WeightSource
 
-MANIFEST = "manifest.json"
 PREPARE_S = 60.0
 """How long a published folder may take to appear on this machine."""
 LOOK_S = 0.05
@@ -73,7 +73,7 @@ class Delivery:
                 raise UpdateFailed(f"{folder} was published, but has no {MANIFEST} here")
             await asyncio.sleep(LOOK_S)
         if self.vocabulary is None:
-            self.vocabulary = await asyncio.to_thread(_vocabulary_of, folder)
+            self.vocabulary = await asyncio.to_thread(lambda: _vocabulary_of(read_published(folder).model))
         return folder
 
     async def prepare(self, server: EngineServer, version: PolicyVersion, folder: Path) -> None:

@@ -52,6 +52,8 @@ class Dialect(Protocol):
     kind: str
     takes_batches: bool
     """Several pieces may travel in one call."""
+    ends_requests: bool
+    """Its `pause` holds nothing: it ends what runs, and has to be repeated until nothing does."""
 
     def generate_call(self, pieces: Sequence[Piece]) -> tuple[str, dict[str, Any]]:
         """Path and body of the call that streams these pieces.
@@ -61,11 +63,12 @@ class Dialect(Protocol):
         """
         ...
 
-    def read(self, event: dict[str, Any]) -> Update:
-        """Read one event of the stream.
+    def read(self, event: dict[str, Any], pieces: Sequence[Piece]) -> Update:
+        """Read one event of the stream that these pieces share.
 
         Raises:
             KeyError, TypeError, ValueError: It is not of the dialect's form.
+            Contradiction: It says that other weights were used than the piece asked for.
         """
         ...
 

@@ -21,6 +21,7 @@ from services.rollout_controller.engine_api import Dialect, RequestRefused, Serv
 from services.rollout_controller.engine_http import EngineHttp, failure
 from services.rollout_controller.piece import Piece
 
+PAUSE_AGAIN_S = 0.1
 MAX_BATCH = 256
 """Pieces of one call."""
 
@@ -82,6 +83,14 @@ class EngineServer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
+
+    async def pause(self) -> None:
+        """Hold what runs, or end it where the dialect cannot hold it."""
+        await self.dialect.pause()
+        while self.dialect.ends_requests and self._open:
+            await self.wait_until_idle(PAUSE_AGAIN_S)
+            if self._open:  # a request that was on its way when the others were ended
+                await self.dialect.pause()
 
     def lose(self, reason: str) -> None:
         """End every open piece: the server is gone, silent, or taken out. They go on elsewhere."""
@@ -153,7 +162,7 @@ class EngineServer:
         event = _parsed(payload)
         index = event.get("index", 0) if isinstance(event, dict) else 0
         try:
-            update = self.dialect.read(event)
+            update = self.dialect.read(event, pieces)
             if update.error is not None:
                 raise failure(update.error[0], f"{self.name}: {update.error[1]}")
             pieces[update.index].apply(update)

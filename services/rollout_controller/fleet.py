@@ -37,6 +37,7 @@ from services.rollout_controller.fleet_status import EngineStatus, FleetSnapshot
 from services.rollout_controller.gate import Gate
 from services.rollout_controller.generation import Limits
 from services.rollout_controller.sglang import Builtin, SGLang
+from services.rollout_controller.sglang_adapters import SGLangAdapters
 from services.rollout_controller.vllm import VLLM
 from services.rollout_controller.weight_source import WeightSource
 
@@ -69,6 +70,8 @@ class FleetOptions:
     setup_timeout_s: float | None = None
     """How long after the first published version the first server must be ready; None: for ever."""
     api_key: str = ""
+    lora_name: str | None = None
+    """Versions are adapters, which engines know by this name and the version; None: they are whole models."""
     admin_key: str = ""
     """For pause, update and abort, where the engine has a key of its own for these; empty: the api key."""
 
@@ -123,7 +126,7 @@ class Fleet:
         """Take in a server; one of the same name leaves.
 
         Raises:
-            InvalidInput: No such engine is known.
+            InvalidInput: No such engine is known, or it takes no adapters.
         """
         if engine not in DIALECTS:
             raise InvalidInput(f"{name} runs {engine!r}; known engines are {', '.join(sorted(DIALECTS))}")
@@ -133,11 +136,18 @@ class Fleet:
         http = EngineHttp(self._session, address, self._options.api_key, self._options.admin_key)
         self._num_joined += 1
         key = f"{name}#{self._num_joined}"
-        server = EngineServer(key, f"{name} at {address}", engine, http, DIALECTS[engine](http, self.update_timeout_s))
+        server = EngineServer(key, f"{name} at {address}", engine, http, self._dialect(engine, http))
         member = Member(name, server, self, self._clock)
         self._members[name] = self._by_key[key] = member
         self._gate.router.add(key)
         self._supervisor.start(f"keep {name}", self._keep(member))
+
+    def _dialect(self, engine: str, http: EngineHttp) -> Dialect:
+        if self._options.lora_name is None:
+            return DIALECTS[engine](http, self.update_timeout_s)
+        if engine == "vllm":
+            raise InvalidInput("adapters (actor.use_lora) are served by SGLang and the built-in engine, not by vLLM")
+        return SGLangAdapters(http, self.update_timeout_s, self._options.lora_name)
 
     def remove(self, name: str) -> None:
         """The server's lease is gone: it takes nothing new; what it still makes may end."""

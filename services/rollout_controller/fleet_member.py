@@ -213,7 +213,7 @@ class Member:
                 self._enter(EngineState.UPDATING)
                 await self.server.wait_until_idle(self._host.pause_grace_s)
                 began = self._clock()
-                await dialect.pause()
+                await self.server.pause()
                 paused = self._clock()
                 await self._host.delivery.load(self.server, target, folder)
                 loaded = self._clock()

@@ -93,6 +93,11 @@ class Piece:
         self._label = label
         self._is_broken = False
 
+    @property
+    def label(self) -> str:
+        """The version that the server was verified to serve when the piece was made."""
+        return self._label
+
     def apply(self, update: Update) -> None:
         """Take one event.
 

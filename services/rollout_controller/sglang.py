@@ -30,6 +30,7 @@ class SGLang:
 
     kind = "sglang"
     takes_batches = True
+    ends_requests = False
 
     def __init__(self, http: EngineHttp, update_timeout_s: float) -> None:
         self._http = http
@@ -47,7 +48,7 @@ class SGLang:
             "stream": True,
         }
 
-    def read(self, event: dict[str, Any]) -> Update:
+    def read(self, event: dict[str, Any], pieces: Sequence[Piece]) -> Update:
         if "error" in event:
             error = event["error"]
             return Update(event.get("index", 0), (), (), error=(int(error.get("code", 500)), message_of(error)))
@@ -81,10 +82,10 @@ class SGLang:
             has_tokenizer=not server.get("skip_tokenizer_init", False),
         )
 
-    async def _verify(self, version: PolicyVersion) -> None:
+    async def _verify(self, label: str) -> None:
         served = (await self._get("/model_info"))["weight_version"]
-        if served != version.label:
-            raise UpdateFailed(f"{self._http.url} reports {served!r} after it was given {version.label}")
+        if served != label:
+            raise UpdateFailed(f"{self._http.url} reports {served!r} after it was given {label}")
 
     async def prepare(self, version: PolicyVersion, folder: Path) -> None:
         """Nothing: SGLang reads weights only when it loads them."""
@@ -93,15 +94,18 @@ class SGLang:
         await self._admin("/pause_generation", {"mode": "retract"}, ADMIN_S)
 
     async def load(self, version: PolicyVersion, folder: Path) -> None:
-        body = {"model_path": str(folder), "weight_version": version.label, "flush_cache": True}
+        await self._load_model(folder, version.label)
+
+    async def _load_model(self, folder: Path, label: str) -> None:
+        body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         status, reply = await self._http.call(
             "POST", "/update_weights_from_disk", body, timeout_s=self._update_timeout_s, is_admin=True
         )
         if status != 200 and not message_of(reply).startswith(UPDATED_NOT_FLUSHED):
-            raise UpdateFailed(f"{self._http.url} did not load {version.label}: {status}: {message_of(reply)}")
+            raise UpdateFailed(f"{self._http.url} did not load {label}: {status}: {message_of(reply)}")
         if status != 200:
-            await self._finish_unflushed(version)
-        await self._verify(version)
+            await self._finish_unflushed(label)
+        await self._verify(label)
 
     async def join_group(self, group: Group, rank: int) -> None:
         body = {
@@ -134,12 +138,12 @@ class SGLang:
             }
             await self._admin("/update_weights_from_distributed", body, self._update_timeout_s)
         await self._admin("/end_weight_update", {}, ADMIN_S)
-        await self._verify(version)
+        await self._verify(version.label)
 
-    async def _finish_unflushed(self, version: PolicyVersion) -> None:
+    async def _finish_unflushed(self, label: str) -> None:
         """The weights are in, but the cache of the old ones is too, and the label is the old one."""
         await self._admin("/flush_cache?timeout=10", {}, ADMIN_S)
-        body = {"new_version": version.label, "abort_all_requests": False}
+        body = {"new_version": label, "abort_all_requests": False}
         await self._admin("/update_weight_version", body, ADMIN_S)
 
     async def resume(self) -> None:

@@ -30,6 +30,7 @@ class VLLM:
 
     kind = "vllm"
     takes_batches = False
+    ends_requests = False
 
     def __init__(self, http: EngineHttp, update_timeout_s: float) -> None:
         self._http = http
@@ -64,7 +65,7 @@ class VLLM:
                 "sample from the whole vocabulary"
             )
 
-    def read(self, event: dict[str, Any]) -> Update:
+    def read(self, event: dict[str, Any], pieces: Sequence[Piece]) -> Update:
         if "error" in event:
             error = event["error"]
             return Update(0, (), (), error=(int(error.get("code") or 500), message_of(error)))

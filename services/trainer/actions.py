@@ -152,7 +152,7 @@ class Actions:
         """Keep the published weights as a folder that `from_pretrained` loads."""
         saver = self._config.saver
         with self._phases(Phase.SAVE):
-            path = await self._parts.ranks.call_here(
+            path = await self._parts.ranks.call(
                 "export", self._progress.version, self._config.paths.checkpoints, saver.keep_last
             )
         log.info("the model is saved at %s", path)

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway.core.version import LABEL, PolicyVersion
+from headway.runtime.published import MANIFEST
 from services.trainer.files import sync_folder, write_file
-from services.trainer.weights import MANIFEST
 
 RECORD = "trainer.json"
 LATEST = "latest"

@@ -19,13 +19,14 @@ from headway.config.actor import WarmStartConfig
 from headway.core.trajectory import NO_VERSION, Group, Trajectory
 from headway.data import Dataset, open_dataset
 from headway.errors import InvalidInput
+from headway.runtime.published import MANIFEST
 from services.trainer.data import load_tokenizer
 from services.trainer.distributed import start_process_group
 from services.trainer.engine import TrainEngine
 from services.trainer.files import write_file
 from services.trainer.model_files import static_files
 from services.trainer.warm_start import Sequence32, encode_rows, plan_warm_start
-from services.trainer.weights import MANIFEST, write_folder
+from services.trainer.weights import write_folder
 
 HELD_OUT_ROWS = 256
 LINES = 20

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): only they are trained, and they can be published alone.
 
-peft puts the adapters into the model's layers. What is published is either the merged weights, which every engine can
-load as an ordinary version, or the adapter in peft's format, which an engine with LoRA loads beside the base model.
+peft puts the adapters into the model's layers. What is published is the adapter in peft's format, which engines load
+beside the base model; an export of the model has it merged.
 """
 
 from collections.abc import Iterator
@@ -74,6 +74,13 @@ def merged_parameters(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         if place in layers:
             weight = weight + _change(layers[place]).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
+
+
+def base_parameters(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The whole weights that adapters change, without them. Collective where sharded."""
+    for name, parameter in lm.named_parameters():
+        if not _is_adapter(name):
+            yield name.replace(".base_layer.", "."), whole(parameter)
 
 
 def adapter_parameters(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
