@@ -4,13 +4,16 @@ A folder without an index is read in a thread of its own; whoever asks meanwhile
 not.
 """
 
+import logging
 import os
+import sqlite3
 import tempfile
 import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Self
 
 from headway.errors import NotFound
 from headway.view.folder import INDEX, RunFolder
@@ -26,6 +29,7 @@ REFRESH_S = 1.0
 """Files are looked at again after so long."""
 PATIENCE_S = 0.5
 """How long an answer waits for what is new."""
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -42,8 +46,12 @@ class Store:
         self._index: Index | None = None
         self._reading: Future[None] | None = None
         self._read_at = -REFRESH_S
+        self._has_told = False
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Let a catch-up in hand end."""
         self._thread.shutdown(cancel_futures=True)
 
@@ -86,11 +94,16 @@ class Store:
             return trajectory(connection, self._folder.dumps, pieces, address)
 
     def written(self, paths: Iterable[Path]) -> None:
-        """Files of samples have grown: take them in now, in this thread."""
-        with self._lock:
-            index = self._opened()
-        if index is not None:
-            index.catch_up_with(paths)
+        """Files of samples have grown: take them in now, in this thread. A failure costs the index, not the run."""
+        try:
+            with self._lock:
+                index = self._opened()
+            if index is not None:
+                index.catch_up_with(paths)
+        except (OSError, sqlite3.Error) as error:
+            if not self._has_told:
+                log.warning("the index of trajectories falls behind: %s", error)
+            self._has_told = True
 
     def _known(self) -> Index:
         index, _ = self._refreshed()

@@ -28,6 +28,8 @@ from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.v1.rollout_controller_pb2_grpc import add_RolloutControllerServicer_to_server
+from headway.view.folder import RunFolder
+from headway.view.store import Store
 from headway.workflow.load import load_filter
 from services.rollout_controller.auth import Access
 from services.rollout_controller.controller import RolloutController
@@ -78,7 +80,8 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         making = supervisor.start("load the workflow", workflows.make(partial(first_version, names, waits, config)))
         if workflows.has_local_tokenizer:
             await making
-        records = await stack.enter_async_context(open_records(config, workflows, supervisor))
+        store = stack.enter_context(Store(RunFolder.of(config)))
+        records = await stack.enter_async_context(open_records(config, workflows, supervisor, store))
         runners = make_runners(config, workflows, fleet, *records)
         controller = RolloutController(settings_of(config), journal, fleet, *runners, supervisor, waits)
         await controller.start()
@@ -86,7 +89,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         api = ControllerApi(controller, known.versions_in_use)
         status = Status(config.run_name, controller, known, time.monotonic())
         http_port = await stack.enter_async_context(
-            serve_http(cast(Any, make_http_api(status, controller, access)), placement.host, placement.http_port)
+            serve_http(cast(Any, make_http_api(status, controller, access, store)), placement.host, placement.http_port)
         )
         server = await stack.enter_async_context(
             serve_grpc(
@@ -145,7 +148,7 @@ def make_runners(
 
 @asynccontextmanager
 async def open_records(
-    config: ExperimentConfig, workflows: Workflows, supervisor: Supervisor
+    config: ExperimentConfig, workflows: Workflows, supervisor: Supervisor, store: Store
 ) -> AsyncIterator[tuple[Records, Records]]:
     """What the file wants to have written of groups, trained on and evaluated; all of it is when the block is left."""
     tracer, paths = config.perf_tracer.session_tracer, config.paths
@@ -155,7 +158,7 @@ async def open_records(
         if config.rollout.dump_to_file:
             for number, folder in enumerate((paths.rollouts, paths.eval_rollouts)):
                 dump = Dump(folder, workflows.load_tokenizer)
-                writer = LineWriter(f"write {folder}", dump.encode, supervisor)
+                writer = LineWriter(f"write {folder}", dump.encode, supervisor, written=store.written)
                 groups[number] = await stack.enter_async_context(writer)
         if tracer.enabled or config.rollout.enable_rollout_tracing:
             lines = SessionLines(paths.traces)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from fastapi import APIRouter, Depends, FastAPI, Response
 
 from headway.runtime.metrics import CONTENT_TYPE_LATEST, expose
+from headway.view.page import mount_page
+from headway.view.router import trajectories_router
+from headway.view.store import Store
 from services.rollout_controller.auth import Access, require_read
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.metrics import controller_registry
@@ -21,9 +24,15 @@ def make_http_api(
     status: Status,
     controller: RolloutController,
     access: Access | None = None,
+    store: Store | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """The ASGI application. `access`: who may call it; None: reading is open, control closed."""
+    """The ASGI application.
+
+    Args:
+        access: Who may call it; None: reading is open, control closed.
+        store: The trajectories of the run; None: neither they nor the page are served.
+    """
     app = FastAPI(title="Headway rollout controller", version="1", redoc_url=None)
     app.state.access = access or Access()
     install_problems(app)
@@ -48,4 +57,7 @@ def make_http_api(
         return {"status": "ok"}
 
     app.include_router(read)
+    if store is not None:
+        app.include_router(trajectories_router(store), dependencies=[Depends(require_read)])
+        mount_page(app)
     return app

@@ -10,7 +10,7 @@ within a write; what a killed process left of a line is cut off before the next 
 import asyncio
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,7 @@ class LineWriter(Generic[T]):
         encode: Gives the bytes to append to each file, whole lines; runs in the thread.
         supervisor: Ends the process when a write fails.
         flush_at: Items that are kept before they are written.
+        written: Hears of files that have grown, in the thread.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class LineWriter(Generic[T]):
         encode: Callable[[Sequence[T]], Mapping[Path, bytes]],
         supervisor: Supervisor,
         flush_at: int = 1,
+        written: Callable[[Iterable[Path]], None] | None = None,
     ) -> None:
         self._encode = encode
         self._flush_at = flush_at
+        self._written = written
         self._backlog: list[T] = []
         self._is_due = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -109,11 +112,14 @@ class LineWriter(Generic[T]):
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._write, items))
 
     def _write(self, items: Sequence[T]) -> None:
-        for path, lines in self._encode(items).items():
+        encoded = self._encode(items)
+        for path, lines in encoded.items():
             try:
                 self._append(path, lines)
             except OSError as error:
                 raise Unavailable(f"cannot write {path}: {error.strerror}") from error
+        if self._written is not None:
+            self._written(encoded)
 
     def _append(self, path: Path, lines: bytes) -> None:
         if path not in self._known:
