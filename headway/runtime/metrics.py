@@ -24,7 +24,17 @@ from headway.runtime.grpc_calls import CALLS
 from headway.runtime.metrics_table import BY_NAME, LATENCY_BUCKETS_S, Kind
 from headway.runtime.waits import Waits
 
-__all__ = ["CONTENT_TYPE_LATEST", "CollectorRegistry", "Latency", "expose", "families", "family", "info", "registry"]
+__all__ = [
+    "CONTENT_TYPE_LATEST",
+    "CollectorRegistry",
+    "Latency",
+    "bare_registry",
+    "expose",
+    "families",
+    "family",
+    "info",
+    "registry",
+]
 Collect = Callable[[], Iterable[Metric]]
 Value = float | Mapping[str, float] | Mapping[tuple[str, str], float]
 
@@ -123,9 +133,15 @@ class _Collected(Collector):
 
 def registry(service: str, run_name: str, waits: Waits | None, *collectors: Collect) -> CollectorRegistry:
     """What a service shows: its own metrics, and those that every service has."""
-    made = CollectorRegistry()
+    made = bare_registry(lambda: _common(service, run_name, waits or Waits()), *collectors)
     ProcessCollector(registry=made)
-    for collect in (lambda: _common(service, run_name, waits or Waits()), *collectors):
+    return made
+
+
+def bare_registry(*collectors: Collect) -> CollectorRegistry:
+    """Some metrics, without those of every service."""
+    made = CollectorRegistry()
+    for collect in collectors:
         made.register(_Collected(collect))
     return made
 

@@ -253,9 +253,8 @@ OF_NAMES = (
 
 OF_AGENT = (
     _gauge("headway_inference_registered", "1", "1: the engine may be given requests.", AGENT),
-    _gauge("headway_inference_step", "steps", "Step of the version that the engine reports; -1: it does not.", AGENT),
-    _counter(
-        "headway_inference_loads_total", "1", "Versions that the agent had the engine load before it registered.", AGENT
+    _gauge(
+        "headway_inference_start_seconds", "seconds", "From the agent's start until the engine was registered.", AGENT
     ),
     _info("headway_inference_engine_info", "The engine.", AGENT, labels=("engine", "url")),
 )

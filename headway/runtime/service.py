@@ -54,6 +54,9 @@ class Placement:
     grpc_port: int = 0
     """0: any free one."""
     http_port: int = 0
+    """Of an inference service: its engine's."""
+    metrics_port: int = 0
+    """Of the inference agent's own metrics; others show theirs at their HTTP port."""
     run_dir: Path = Path("runs")
     """The run's folder: resolved config, logs."""
 
@@ -138,7 +141,8 @@ OPTIONS = (
     ("host", str, "127.0.0.1", "address to bind; 0.0.0.0 or :: binds them all"),
     ("advertise", str, "", "address that others dial; default: the host, or the hostname with a wildcard host"),
     ("grpc-port", int, "0", "0 takes any free port"),
-    ("http-port", int, "0", "0 takes any free port"),
+    ("http-port", int, "0", "0 takes any free port; of inference: its engine's"),
+    ("metrics-port", int, "0", "of the inference agent's metrics; others have them at their HTTP port"),
     ("run-dir", Path, "runs", "the run's folder"),
 )
 """Name, type, default and help of each option; HEADWAY_NAME in the environment gives another default."""
@@ -163,5 +167,6 @@ def _placement_of(arguments: argparse.Namespace) -> Placement:
         advertise=arguments.advertise or own_name,
         grpc_port=arguments.grpc_port,
         http_port=arguments.http_port,
+        metrics_port=arguments.metrics_port,
         run_dir=arguments.run_dir,
     )

@@ -8,12 +8,16 @@ from headway.config import ExperimentConfig
 from headway.config.cluster import NameResolveConfig
 from headway.errors import InvalidInput
 from headway.runtime.grpc_server import serve_grpc
+from headway.runtime.metrics import registry
+from headway.runtime.metrics_http import metrics_app, serve_app
+from headway.runtime.metrics_table import NAMES
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from headway.v1.name_resolve_pb2_grpc import add_NameResolveServicer_to_server
 from services.name_resolve.feed import Feed
 from services.name_resolve.grpc_api import NameResolveApi
+from services.name_resolve.metrics import names_metrics
 from services.name_resolve.store import Store
 
 SERVICE = "headway.v1.NameResolve"
@@ -22,26 +26,31 @@ SERVICE = "headway.v1.NameResolve"
 @asynccontextmanager
 async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[Running]:
     """Serve names from the configured store until the block is left."""
-    async with serve(make_store(config.cluster.name_resolve), placement) as running:
+    async with serve(make_store(config.cluster.name_resolve), placement, config.run_name) as running:
         yield running
 
 
 @asynccontextmanager
-async def serve(made: Store, placement: Placement) -> AsyncIterator[Running]:
+async def serve(made: Store, placement: Placement, run_name: str = "") -> AsyncIterator[Running]:
     """Serve names from a store."""
     async with made.open() as store, Supervisor() as supervisor:
         feed = Feed(store)
         supervisor.start("feed", feed.run())
-        api = NameResolveApi(store, feed, supervisor, Waits())
+        waits = Waits()
+        api = NameResolveApi(store, feed, supervisor, waits)
+        metrics = metrics_app(registry(NAMES, run_name, waits, lambda: names_metrics(feed, api)))
 
-        async with serve_grpc(
-            placement.host,
-            placement.grpc_port,
-            lambda server: add_NameResolveServicer_to_server(api, server),
-            [SERVICE],
-        ) as server:
+        async with (
+            serve_app(metrics, placement.host, placement.http_port) as http_port,
+            serve_grpc(
+                placement.host,
+                placement.grpc_port,
+                lambda server: add_NameResolveServicer_to_server(api, server),
+                [SERVICE],
+            ) as server,
+        ):
             try:
-                yield Running(supervisor, {"grpc": server.port})
+                yield Running(supervisor, {"grpc": server.port, "http": http_port})
             finally:
                 feed.close()
                 await api.close()

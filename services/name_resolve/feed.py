@@ -63,6 +63,16 @@ class Feed:
         self._changed = asyncio.Event()
         self._is_closed = False
 
+    @property
+    def newest(self) -> int:
+        """The newest revision that was seen."""
+        return self._newest
+
+    @property
+    def num_resets(self) -> int:
+        """How often the store turned out to be another one than before."""
+        return self._num_resets
+
     def close(self) -> None:
         """End every follower with `Unavailable`, so that callers move to another replica."""
         self._is_closed = True

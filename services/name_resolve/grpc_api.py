@@ -59,6 +59,16 @@ class NameResolveApi(pb_grpc.NameResolveServicer):
             "list_versions": self.ListVersions,
         }
 
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions of clients."""
+        return len(self._sessions)
+
+    @property
+    def num_campaigns(self) -> int:
+        """Candidates that lead or stand by through this replica."""
+        return len(self._open_campaigns)
+
     async def close(self) -> None:
         """End the streams that the feed does not end, and give the leases of open campaigns back."""
         self._closing.set()

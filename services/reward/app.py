@@ -8,12 +8,13 @@ from functools import partial
 
 from headway.config import ExperimentConfig
 from headway.runtime.grpc_server import serve_grpc
+from headway.runtime.metrics_http import serve_app
 from headway.runtime.names import NameClient
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from headway.v1 import reward_pb2_grpc as rpc
 from services.reward.grpc_api import SERVICE, RewardApi
-from services.reward.http_api import serve_http
+from services.reward.http_api import make_http_api
 from services.reward.plan import plan_of
 from services.reward.pool import Pool, PoolSettings
 from services.reward.scoring import Scoring
@@ -44,7 +45,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         api = RewardApi(scoring)
         add = partial(rpc.add_RewardServicer_to_server, api)
         async with (
-            serve_http(scoring, placement.host, placement.http_port) as http_port,
+            serve_app(make_http_api(scoring, config.run_name), placement.host, placement.http_port) as http_port,
             serve_grpc(placement.host, placement.grpc_port, add, [SERVICE]) as server,
         ):
             running = Running(supervisor, {"grpc": server.port, "http": http_port})

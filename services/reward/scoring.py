@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from headway.errors import Overloaded
+from headway.runtime.metrics import Latency
 from headway.v1 import reward_pb2 as pb
 from services.reward.inline import InlineJudge
 from services.reward.memory import Account, AnswerCache, Strikes, item_key
@@ -26,6 +27,8 @@ class Scoring:
         self._cache = AnswerCache()
         self._strikes = Strikes()
         self._account = Account()
+        self.latency = Latency()
+        """Time of items in a worker, by function."""
 
     def score(self, items: Iterable[pb.ScoreItem], report: Report) -> list[Job]:
         """Score each item; `report` is called exactly once for each, now or later. Returns what is not answered yet.
@@ -101,6 +104,8 @@ class Scoring:
 
     def _finished(self, job: Job, result: pb.ScoreResult) -> None:
         self._account.add(job.function, result)
+        if not result.is_cached:
+            self.latency.add(job.function, result.elapsed_s)
         if job.killed_its_worker:
             self._strikes.add(job.key, job.item_id)
         if not result.is_cached and result.status in CACHED and self._pool.functions[job.function]["is_pure"]:

@@ -7,13 +7,17 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from aiohttp import web
 
 from headway.config import ExperimentConfig
 from headway.runtime.grpc_server import serve_grpc, serve_health
+from headway.runtime.metrics import registry
+from headway.runtime.metrics_http import metrics_app, serve_app
+from headway.runtime.metrics_table import TRAINER
 from headway.runtime.names import NameClient
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
@@ -29,6 +33,7 @@ from services.trainer.distributed import start_process_group
 from services.trainer.grpc_api import SERVICE, TrainerApi
 from services.trainer.leadership import Office, leading
 from services.trainer.loop import TrainLoop
+from services.trainer.metrics import trainer_metrics
 from services.trainer.phases import Phase, Phases
 from services.trainer.ranks import Ranks, TorchThread, follow, rank_of_this_process
 from services.trainer.start import find_start
@@ -58,7 +63,7 @@ async def serve(config: ExperimentConfig, placement: Placement, phases: Phases) 
     start_process_group()
     worker = TorchWorker(config, phases)
     if rank_of_this_process() > 0:
-        async with Supervisor() as supervisor, _health(placement):
+        async with Supervisor() as supervisor, _first_of_machine(config, placement):
             supervisor.start("follow rank 0", _follow(worker, supervisor))
             yield Running(supervisor)
         return
@@ -83,22 +88,41 @@ async def _rank_zero(
             add_WeightSourceServicer_to_server(WeightSourceApi(sender), server)
 
     async with NameClient(placement.name_resolve, config.run_name) as names, Supervisor() as supervisor:
-        async with serve_grpc(
-            placement.host,
-            placement.grpc_port,
-            add_services,
-            [SERVICE] if sender is None else [SERVICE, SOURCE],
-        ) as server:
-            await names.register(f"services/trainer/{placement.instance}", placement.address(server.port))
+        async with (
+            serve_app(_metrics_app(config, trainer), placement.host, placement.http_port) as http_port,
+            serve_grpc(
+                placement.host,
+                placement.grpc_port,
+                add_services,
+                [SERVICE] if sender is None else [SERVICE, SOURCE],
+            ) as server,
+        ):
+            metadata = {"http": placement.address(http_port)}
+            await names.register(
+                f"services/trainer/{placement.instance}", placement.address(server.port), metadata=metadata
+            )
             supervisor.start("training", trainer.train(names, supervisor))
-            yield Running(supervisor, {"grpc": server.port})
+            yield Running(supervisor, {"grpc": server.port, "http": http_port})
 
 
-def _health(placement: Placement) -> AbstractAsyncContextManager[object]:
-    """The first rank of a machine answers health probes there; rank 0 does so with its own services."""
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        return serve_health(placement.host, placement.grpc_port)
-    return nullcontext()
+def _metrics_app(config: ExperimentConfig, trainer: "Trainer | None") -> web.Application:
+    """The metrics of rank 0; those of the process alone on other machines."""
+    if trainer is None:
+        return metrics_app(registry(TRAINER, config.run_name, None))
+    return metrics_app(registry(TRAINER, config.run_name, trainer.waits, lambda: trainer_metrics(trainer)))
+
+
+@asynccontextmanager
+async def _first_of_machine(config: ExperimentConfig, placement: Placement) -> AsyncIterator[None]:
+    """The first rank of a machine answers health probes and Prometheus there; rank 0 does so with its own services."""
+    if int(os.environ.get("LOCAL_RANK", "0")) != 0:
+        yield
+        return
+    async with (
+        serve_health(placement.host, placement.grpc_port),
+        serve_app(_metrics_app(config, None), placement.host, placement.http_port),
+    ):
+        yield
 
 
 async def _follow(worker: TorchWorker, supervisor: Supervisor) -> None:

@@ -64,6 +64,8 @@ class Phases:
         self._stack: list[Phase] = []
         self._since = clock()
         self._seconds: dict[str, float] = {}
+        self._totals = dict.fromkeys(map(str, Phase), 0.0)
+        self._shown = dict(self._totals)
         self._listeners: list[Callable[[PhaseEvent], None]] = []
         self.current = Phase.STARTING
         self.current_since = self._since
@@ -90,7 +92,7 @@ class Phases:
 
     def stay_in(self, phase: Phase) -> None:
         """Be in `phase` from now on, outside any block."""
-        self._since = self._clock()
+        self._since = self._book(self._clock())
         self._enter(phase)
 
     def mark(self, name: str) -> None:
@@ -101,6 +103,12 @@ class Phases:
         """Seconds by phase since the last call."""
         taken, self._seconds = self._seconds, {}
         return taken
+
+    def total_seconds(self) -> dict[str, float]:
+        """Seconds by phase since the start, up to now. Never less than before, though another thread may switch."""
+        now = self._totals | {self.current.value: self._totals[self.current.value] + self._clock() - self._since}
+        self._shown = {phase: max(now[phase], shown) for phase, shown in self._shown.items()}
+        return self._shown
 
     def seconds_in_phase(self) -> float:
         return self._clock() - self.current_since
@@ -114,8 +122,13 @@ class Phases:
         innermost = ended or (self._stack[-1] if self._stack else None)
         if innermost is not None:
             self._seconds[innermost.value] = self._seconds.get(innermost.value, 0.0) + now - self._since
-        self._since = now
+        self._since = self._book(now)
         self._tell(PhaseEvent(kind, phase.value, now))
+
+    def _book(self, now: float) -> float:
+        """Add the time since the last switch to the total of the phase that was current; returns `now`."""
+        self._totals[self.current.value] += now - self._since
+        return now
 
     def _tell(self, event: PhaseEvent) -> None:
         for listener in self._listeners:
