@@ -20,6 +20,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from headway.core.ledger import Batch, Ledger, TaskState
 from headway.core.selection import Selection, StalenessPolicy, mask_stale, select
@@ -68,10 +69,13 @@ class RolloutController:
         """Changes with each start: what was pending or running before is to be submitted again."""
         self.served: int | None = None
         """The newest step that the whole fleet has served."""
-        self.evaluations = Evaluations(evaluation, fleet, settings, waits)
         self._fleet = fleet
         self._journal = journal
         self._writes = Writes(journal, supervisor)
+        self.evaluations = Evaluations(evaluation, fleet, settings, waits, self._writes, wall_clock)
+        self._is_held = False
+        self.on_fresh: Callable[[], None] = lambda: None
+        """Called when a new run begins, and everything of an earlier one is dropped."""
         self._training = training
         self._supervisor = supervisor
         self._wall_clock = wall_clock
@@ -85,7 +89,9 @@ class RolloutController:
         self.production = self._new_production()
 
     def _new_production(self) -> Production:
-        return Production(self.settings, self._training, self._writes, self._supervisor, self._on_change)
+        production = Production(self.settings, self._training, self._writes, self._supervisor, self._on_change)
+        production.hold(self._is_held)
+        return production
 
     def _forget_steps(self) -> None:
         self.history = History()
@@ -116,7 +122,7 @@ class RolloutController:
             log.error("the journal's group of task %s was damaged; it has to be submitted again", task_id)
         self._fencing_token = recovered.fencing_token
         for stored in recovered.steps:
-            record = StepRecord.stored(stored)
+            record = StepRecord.stored(stored, self.settings.eta)
             self._remember(record)
             self.history.num_committed += record.version is not None
             if stored.task_ids:
@@ -128,6 +134,7 @@ class RolloutController:
             self.production.restore(group)
         for state, count in recovered.num_ended.items():
             self.ledger.restore_ended(state, count)
+        self.evaluations.restore(recovered.evaluations)
         self._on_change()
 
     async def _follow_fleet(self) -> None:
@@ -151,6 +158,32 @@ class RolloutController:
             self._changed.set_result(None)
         self._changed = self._loop.create_future()
 
+    # ---- what people change
+
+    def hold(self, is_held: bool) -> None:
+        """Start no rollouts until told otherwise; those that run end, and are used."""
+        self._is_held = is_held
+        self.production.hold(is_held)
+
+    @property
+    def is_held(self) -> bool:
+        return self._is_held
+
+    def change(self, eta: int, max_concurrent: int) -> None:
+        """Go by other numbers: at once for what starts, from the next batch on for what is trained on."""
+        self.settings = replace(self.settings, eta=eta, max_concurrent=max_concurrent)
+        self.production.change(self.settings)
+        self.evaluations.resize(max_concurrent)
+        self._on_change()
+
+    async def remember(self, key: str, value: str) -> None:
+        """Keep a value beside the groups; returns when it is on disk."""
+        await self._writes.done(lambda store: store.set_meta(key, value))
+
+    async def remembered(self, key: str) -> str:
+        """The value that was kept, also by an earlier process; empty: none."""
+        return await self._writes.done(lambda store: store.get_meta(key, ""))
+
     # ---- who leads
 
     async def begin(self, fencing_token: int, step: int, is_fresh: bool) -> None:
@@ -169,8 +202,10 @@ class RolloutController:
     async def _start_afresh(self) -> None:
         """Drop everything of an earlier run."""
         cleared = self._writes.begin(lambda store: store.clear())
+        self.on_fresh()
         old, self.production = self.production, self._new_production()
         self._forget_steps()
+        self.evaluations.forget()
         if self.served is not None:
             self.production.serve(self.served)
         self._on_change()
@@ -231,7 +266,7 @@ class RolloutController:
         Raises:
             JournalBroken: A group does not match its checksum.
         """
-        eta, policy = self.settings.eta, self.settings.policy
+        eta, policy = self._records[step].eta, self.settings.policy
         async for payload, versions in self._journal.payloads(step):
             group = pb.Group.FromString(payload)
             if policy is not StalenessPolicy.ALLOW and any(step - version > eta for version in versions):
@@ -329,7 +364,7 @@ class RolloutController:
         masks = self.settings.policy is not StalenessPolicy.ALLOW
         masked = {age: count for age, count in ages.items() if masks and age > self.settings.eta}
         kept = {age: count for age, count in ages.items() if age not in masked}
-        return StepRecord(batch.step, len(batch.task_ids), waited_s, kept, masked)
+        return StepRecord(batch.step, len(batch.task_ids), waited_s, self.settings.eta, kept, masked)
 
     async def _skip(self, step: int) -> None:
         self.ledger.skip(step)
@@ -343,4 +378,5 @@ class RolloutController:
 
     async def all_steps(self) -> list[StepRecord]:
         """Every step that was given a batch, from the journal, but for the skipped ones."""
-        return [StepRecord.stored(stored) for stored in await self._writes.done(lambda store: list(store.steps()))]
+        eta = self.settings.eta
+        return [StepRecord.stored(stored, eta) for stored in await self._writes.done(lambda store: list(store.steps()))]

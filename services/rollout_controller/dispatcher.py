@@ -46,7 +46,12 @@ class Slots:
     """A budget of nothing but a number of concurrent tasks: for evaluation, which no staleness bounds."""
 
     def __init__(self, num_slots: int) -> None:
-        self._num_free = num_slots
+        self._num_slots = self._num_free = num_slots
+
+    def resize(self, num_slots: int) -> None:
+        """Have another number of slots from now on; tasks that run stay."""
+        self._num_free += num_slots - self._num_slots
+        self._num_slots = num_slots
 
     def get_capacity(self) -> int:
         return self._num_free

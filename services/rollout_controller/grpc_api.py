@@ -40,6 +40,7 @@ class ControllerApi(RolloutControllerServicer):
             num_new=num_new,
             num_outstanding=self._controller.ledger.num_open,
             incarnation=self._controller.incarnation,
+            max_head_offpolicyness=self._controller.settings.eta,
         )
 
     async def FetchBatch(self, request: pb.FetchBatchRequest, context: Context) -> AsyncIterator[pb.FetchBatchReply]:
@@ -52,6 +53,7 @@ class ControllerApi(RolloutControllerServicer):
                 is_replay=handout.is_replay,
                 waited_s=record.waited_s,
                 num_masked_tokens=record.num_masked,
+                max_head_offpolicyness=record.eta,
             )
         )
         async for group in self._controller.groups(request.step):

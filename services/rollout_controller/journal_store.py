@@ -4,6 +4,7 @@
     steps              what each step was like, by `lease` and `commit`
     ended              ids of rejected, quarantined and forgotten tasks: they stay known for ever
     failures           failed attempts of tasks that have not ended
+    evaluations        what each whole evaluation came to
     meta               the format, the leader's fencing token
 
 Every method runs inside its caller's transaction, which is on disk when it is committed.
@@ -37,6 +38,7 @@ NOT NULL); CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS ended (task_id TEXT PRIMARY KEY, state TEXT NOT NULL, detail TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS failures (task_id TEXT NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL, message
 TEXT NOT NULL); CREATE INDEX IF NOT EXISTS failures_by_task ON failures (task_id);
+CREATE TABLE IF NOT EXISTS evaluations (id INTEGER PRIMARY KEY, record TEXT NOT NULL);
 """
 FORMAT = "1"
 
@@ -94,6 +96,8 @@ class Recovered:
     fencing_token: int
     damaged: list[str]
     """Tasks whose ready group did not match its checksum and was dropped."""
+    evaluations: list[dict[str, Any]]
+    """In the order in which they ended."""
 
 
 def _versions(text: str) -> dict[int, int]:
@@ -185,9 +189,12 @@ class JournalStore:
         row = (failure.task_id, failure.attempt, failure.outcome.value, failure.message)
         self._db.execute("INSERT INTO failures VALUES (?, ?, ?, ?)", row)
 
+    def add_evaluation(self, record: dict[str, Any]) -> None:
+        self._db.execute("INSERT INTO evaluations (record) VALUES (?)", (json.dumps(record),))
+
     def clear(self) -> None:
-        """Forget everything but the fencing token: a new run starts."""
-        for table in ("groups", "payloads", "steps", "ended", "failures"):
+        """Forget everything but `meta`: a new run starts."""
+        for table in ("groups", "payloads", "steps", "ended", "failures", "evaluations"):
             self._db.execute(f"DELETE FROM {table}")
 
     def set_meta(self, key: str, value: str) -> None:
@@ -244,7 +251,8 @@ class JournalStore:
             TaskState(state): count
             for state, count in self._db.execute("SELECT state, count(*) FROM ended GROUP BY state")
         }
-        return Recovered(ready, list(self.steps()), ended, int(self.get_meta("fencing_token", "0")), damaged)
+        token = int(self.get_meta("fencing_token", "0"))
+        return Recovered(ready, list(self.steps()), ended, token, damaged, self.evaluations())
 
     def _ready_rows(self) -> Iterator[tuple[Any, ...]]:
         return self._db.execute(
@@ -258,6 +266,11 @@ class JournalStore:
             rows = self._db.execute("SELECT task_id FROM groups WHERE step = ? ORDER BY position", (step,))
             task_ids = tuple(row[0] for row in rows)
             yield StoredStep(step, task_ids, bool(is_committed), json.loads(summary), json.loads(record))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every whole evaluation, in the order in which they ended."""
+        rows = self._db.execute("SELECT record FROM evaluations ORDER BY id").fetchall()
+        return [json.loads(record) for (record,) in rows]
 
     def _end_groups(self, condition: str, step: int) -> None:
         self._db.execute(

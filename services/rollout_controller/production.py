@@ -105,6 +105,7 @@ class Production:
         self.timing = Timing()
         self.num_outcomes: Counter[Outcome] = Counter()
         self._eta = settings.eta
+        self._is_served = self._is_held = False
         self._hopeless_after = max(settings.batch_size, MIN_HOPELESS)
         self._runner = runner
         self._writes = writes
@@ -145,7 +146,21 @@ class Production:
     def serve(self, step: int) -> None:
         """The whole fleet serves `step`: the budget opens."""
         self.ledger.serve(step)
-        self.dispatcher.resume()
+        self._is_served = True
+        self.hold(self._is_held)
+
+    def hold(self, is_held: bool) -> None:
+        """Start nothing, until told otherwise; what runs goes on and is collected."""
+        self._is_held = is_held
+        if is_held:
+            self.dispatcher.pause()
+        elif self._is_served:
+            self.dispatcher.resume()
+
+    def change(self, settings: Settings) -> None:
+        """Go by another eta and another number of concurrent tasks from now on."""
+        self._eta = self.budget.max_staleness = settings.eta
+        self.budget.max_concurrent_rollouts = settings.max_concurrent
 
     def recount(self) -> None:
         """Count the budget anew from the account, and start what it allows."""

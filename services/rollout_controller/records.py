@@ -32,6 +32,8 @@ class StepRecord:
     step: int
     num_groups: int = 0
     waited_s: float = 0.0
+    eta: int = 0
+    """The bound under which its batch was composed."""
     tokens_by_staleness: dict[int, int] = field(default_factory=dict)
     """Gradient-carrying tokens."""
     masked_by_staleness: dict[int, int] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class StepRecord:
     def at_hand_out(self) -> dict[str, Any]:
         """What is known when the batch is handed out, for the journal."""
         tokens, masked = self.tokens_by_staleness, self.masked_by_staleness
-        return {"num_groups": self.num_groups, "waited_s": self.waited_s, "tokens": tokens, "masked": masked}
+        known = {"num_groups": self.num_groups, "waited_s": self.waited_s, "eta": self.eta}
+        return known | {"tokens": tokens, "masked": masked}
 
     def at_commit(self) -> dict[str, Any]:
         """What the commit adds, for the journal."""
@@ -67,13 +70,14 @@ class StepRecord:
         return {"version": version, "stats": self.stats, "committed_at": self.committed_at}
 
     @classmethod
-    def stored(cls, stored: StoredStep) -> "StepRecord":
-        """As the journal kept it."""
+    def stored(cls, stored: StoredStep, eta: int) -> "StepRecord":
+        """As the journal kept it; `eta` is what it says nothing of."""
         summary, record = stored.summary, stored.record
         return cls(
             stored.step,
             summary["num_groups"],
             summary["waited_s"],
+            summary.get("eta", eta),
             {int(age): count for age, count in summary["tokens"].items()},
             {int(age): count for age, count in summary["masked"].items()},
             PolicyVersion(*record["version"]) if record else None,
