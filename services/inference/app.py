@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import ExperimentConfig
@@ -20,9 +21,11 @@ from headway.runtime.metrics import registry
 from headway.runtime.metrics_http import metrics_app, serve_app
 from headway.runtime.metrics_table import AGENT
 from headway.runtime.names import NameClient, VersionRecord
+from headway.runtime.published import Published, adapter_name, read_published
 from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from services.inference.adapter import RunningEngine
+from services.inference.child import ask
 from services.inference.metrics import AgentStatus
 from services.inference.sglang import start_sglang
 from services.inference.vllm import start_vllm
@@ -60,16 +63,18 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         serve_app(metrics, placement.host, placement.metrics_port) as metrics_port,
     ):
         record = await _first_version(names)
-        folder = published_folder(config.paths.weights, record)
-        log.info("starting %s on %s", config.engine, record.version.label)
-        async with start_engine(config, placement, folder, record.version.label) as engine:
+        published = published_folder(config.paths.weights, record)
+        label = record.version.label if published.base is None else published.base.name
+        log.info("starting %s on %s", config.engine, label)
+        async with start_engine(config, placement, published.model, label) as engine:
             supervisor.start(f"{engine.kind} engine", engine.wait())
-            await _catch_up(names, engine, record, config.paths.weights)
+            loader = Loader(engine, f"http://{placement.host}:{engine.port}", config, label)
+            version = await _catch_up(names, loader, record)
             url = f"http://{placement.address(engine.port)}"
-            metadata = {"engine": engine.kind, "version": await engine.served_version(), "pid": str(engine.pid)}
+            metadata = {"engine": engine.kind, "version": version, "pid": str(engine.pid)}
             metadata["metrics"] = placement.address(metrics_port)
             registration = await names.register(f"services/inference/{placement.instance}", url, metadata=metadata)
-            log.info("registered %s with %s", url, metadata["version"])
+            log.info("registered %s with %s", url, version)
             await health.set_serving(True)
             agent.register(engine.kind, url)
             try:
@@ -89,22 +94,57 @@ async def _first_version(names: NameClient) -> VersionRecord:
     raise Unavailable("name-resolve ended the watch of versions")
 
 
-async def _catch_up(names: NameClient, engine: RunningEngine, current: VersionRecord, weights: Path) -> None:
-    """Load what was published while the engine started, until it serves the newest version."""
+async def _catch_up(names: NameClient, loader: "Loader", current: VersionRecord) -> str:
+    """Load what was published while the engine started, until it serves the newest version; returns that."""
+    await loader.load(current)
     while (newest := await names.get_version()) is not None and newest.version > current.version:
         log.info("catching up from %s to %s", current.version.label, newest.version.label)
-        await engine.load(published_folder(weights, newest), newest.version.label)
+        await loader.load(newest)
         current = newest
-    served = await engine.served_version()
-    if served != current.version.label:
-        raise Unavailable(f"the {engine.kind} engine reports version {served} after loading {current.version.label}")
+    await loader.verify(current)
+    return current.version.label
 
 
-def published_folder(weights: Path, record: VersionRecord) -> Path:
+@dataclass
+class Loader:
+    """Brings a started engine, which has no requests yet, to published versions."""
+
+    engine: RunningEngine
+    url: str
+    config: ExperimentConfig
+    label: str
+    """Of the weights that the engine has, an adapter apart."""
+
+    async def load(self, record: VersionRecord) -> None:
+        """Load what the engine does not have of a version: its weights, or its base and its adapter."""
+        published = published_folder(self.config.paths.weights, record)
+        label = record.version.label if published.base is None else published.base.name
+        if label != self.label:
+            await self.engine.load(published.model, label)
+            self.label = label
+        if published.base is not None:
+            body = {"lora_name": self._adapter(record), "lora_path": str(published.path)}
+            await ask("POST", f"{self.url}/load_lora_adapter", body)
+
+    async def verify(self, record: VersionRecord) -> None:
+        """Raises: Unavailable, when the engine does not report what it was given."""
+        served = await self.engine.served_version()
+        if served != self.label:
+            raise Unavailable(f"the {self.engine.kind} engine reports version {served} after loading {self.label}")
+        if self.label != record.version.label:
+            names = [card["id"] for card in (await ask("GET", f"{self.url}/v1/models"))["data"]]
+            if self._adapter(record) not in names:
+                raise Unavailable(f"the {self.engine.kind} engine reports {names}, not {self._adapter(record)}")
+
+    def _adapter(self, record: VersionRecord) -> str:
+        return adapter_name(self.config.rollout.lora_name, record.version)
+
+
+def published_folder(weights: Path, record: VersionRecord) -> Published:
     """The folder of a published version.
 
     Raises:
-        NotFound: It is not there: this machine does not share the folder with the trainer.
+        NotFound: It, or its base, is not there: this machine does not share the folder with the trainer.
         InvalidInput: Its manifest is not the one that was published.
     """
     folder = weights / record.version.label
@@ -113,4 +153,4 @@ def published_folder(weights: Path, record: VersionRecord) -> Path:
         raise NotFound(f"{manifest} is not there, but {record.version.label} is published; is cluster.fileroot shared?")
     if hashlib.sha256(manifest.read_bytes()).hexdigest() != record.manifest_sha256:
         raise InvalidInput(f"{manifest} is not the manifest that was published as {record.version.label}")
-    return folder
+    return read_published(folder)
