@@ -1,7 +1,7 @@
 """A model of the trainer: it does with the rollout controller what the trainer service does, over a network that is
 not to be trusted.
 
-It submits ahead of need, prefetches, trains, publishes, commits, writes checkpoints; after a crash another one starts
+It submits ahead of need, trains, prefetches, publishes, commits, writes checkpoints; after a crash another one starts
 from the last checkpoint, replays, publishes nothing until it has caught up, and goes on. A step is skipped now and
 then: its gradient was not finite.
 """
@@ -104,9 +104,10 @@ class ModelTrainer:
         try:
             while self._step < self._scenario.num_steps:
                 groups = await fetching
-                fetching = self._start_fetching(self._step + 1)
-                if not await self._train(groups):
-                    fetching.cancel()
+                if await self._is_finite(groups):
+                    fetching = self._start_fetching(self._step + 1)
+                    await self._advance(groups)
+                else:
                     await self._skip(groups)
                     fetching = self._start_fetching(self._step)
         finally:
@@ -114,21 +115,23 @@ class ModelTrainer:
             fetching.cancel()
             await asyncio.gather(submitting, fetching, return_exceptions=True)
 
-    async def _train(self, groups: Groups) -> bool:
-        """One step; False: its gradient was not finite, and nothing has changed."""
-        step, around = self._step, self._around
-        around.invariants.check_batch(step, groups, self._lineage)
+    async def _is_finite(self, groups: Groups) -> bool:
+        """Train one step; False: its gradient was not finite, and nothing has changed."""
+        around = self._around
+        around.invariants.check_batch(self._step, groups, self._lineage)
         await asyncio.sleep(self._scenario.train_s)
+        return self._step < around.published or around.rng.random() >= self._scenario.p_skipped_step
+
+    async def _advance(self, groups: Groups) -> None:
+        """Publish what the step made, unless that was done before, and go on."""
+        step, around = self._step, self._around
         is_replay = step < around.published
         if not is_replay:
-            if around.rng.random() < self._scenario.p_skipped_step:
-                return False
             around.publish(self.token, step + 1)
         await self._commit(step, made=step + 1)
         self._note(groups, is_replay)
         if self._step % self._scenario.checkpoint_every == 0:
             await self._save()
-        return True
 
     async def _skip(self, groups: Groups) -> None:
         """The groups are spent, and will not be trained on."""

@@ -1,4 +1,4 @@
-"""The batches of the steps: the next one is fetched and laid out while this one trains, and each is checked again.
+"""The batches of the steps: the next one is fetched and laid out while weights are written, and each is checked again.
 
 Guarantee (I3): a batch that holds a gradient-carrying token older than eta, from the future, or without a version is
 refused here, whatever the controller did. Proved in test_trainer_batches.py.
@@ -70,12 +70,6 @@ class BatchSource:
         task = self._tasks.pop(step, None)
         if task is not None:
             task.cancel()
-
-    def forget_waiting(self) -> None:
-        """Let go of batches that have not come yet: an earlier step needs its groups first."""
-        for step, task in list(self._tasks.items()):
-            if not task.done():
-                self.forget(step)
 
     def forget_all(self) -> None:
         """Let go of every batch."""

@@ -2,10 +2,11 @@
 
     start:  fresh: warm start -> publish v{term}.0 -> evaluate        recovered: checkpoint c -> replay
     step s: wait for batch s -> log-probs, advantages, update -> write, publish v{term}.{s+1} -> evaluate when due
-            -> commit s -> checkpoint, export when due -> log         (batch s + 1 is fetched meanwhile)
+            -> commit s -> checkpoint, export when due -> log
     end:    export -> finished
 
-Step s consumes batch s with version (term, s) and makes (term, s + 1).
+Step s consumes batch s with version (term, s) and makes (term, s + 1). Batch s + 1 is asked for after the update, before
+its weights are written, and arrives meanwhile: composed earlier, it would wait for a whole step while its tokens age.
 
 Skipped steps. A loss or gradient that is not finite changes nothing. The step is committed with the version that it
 started from: its groups are consumed, and the same step begins again with a new batch, so the step number goes on
@@ -174,8 +175,6 @@ class TrainLoop:
             return
         self.feeder.consume(batch.task_ids)
         self.progress.is_consuming = True
-        if step + 1 < self.total_steps:
-            self._batches.prefetch(step + 1)
         self.feeder.refresh()
         result = await self._parts.ranks.call("train", batch.samples, step)
         if result.is_applied:
@@ -214,6 +213,8 @@ class TrainLoop:
         progress.is_consuming = False
         progress.num_samples += batch.samples.num_samples
         progress.num_skipped_in_a_row = 0
+        if version.step < self.total_steps:
+            self._batches.prefetch(version.step)
         if is_caught_up:
             await self._actions.publish(version)
         stats = self._stats_of(batch, update)
@@ -240,7 +241,6 @@ class TrainLoop:
         progress.num_skipped_in_a_row += 1
         log.warning("step %d is skipped: no finite loss and gradient (tasks %s)", step, ", ".join(batch.task_ids))
         self._batches.forget(step)
-        self._batches.forget_waiting()
         await self._actions.commit(step, {"num_skipped_steps": float(progress.num_skipped)})
         if progress.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise HeadwayError(
