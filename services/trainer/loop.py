@@ -5,8 +5,8 @@
             -> commit s -> checkpoint, export when due -> log
     end:    export -> finished
 
-Step s consumes batch s with version (term, s) and makes (term, s + 1). Batch s + 1 is asked for after the update, before
-its weights are written, and arrives meanwhile: composed earlier, it would wait for a whole step while its tokens age.
+Step s consumes batch s with version (term, s) and makes (term, s + 1). Batch s + 1 is asked for after the update and
+arrives while the weights are written: composed earlier, it would wait for a whole step while its tokens age.
 
 Skipped steps. A loss or gradient that is not finite changes nothing. The step is committed with the version that it
 started from: its groups are consumed, and the same step begins again with a new batch, so the step number goes on
