@@ -55,15 +55,23 @@ class Spawned:
 
 
 def spawn(
-    argv: Sequence[str], environment: Mapping[str, str], output: int, death_signal: int = signal.SIGKILL
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    output: int,
+    death_signal: int = signal.SIGKILL,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    inherits: bool = True,
 ) -> Spawned:
-    """Start a program; stdin is empty, stdout and stderr go to `output`.
+    """Start a program; stdout and stderr go to `output`.
 
     Args:
         argv: The program and its arguments.
         environment: Added to this process's own.
         output: A file descriptor; the caller closes it.
         death_signal: What the program gets when this process dies.
+        stdin: A file descriptor; the caller closes it. By default it is empty.
+        inherits: Whether this process's own environment counts.
 
     Raises:
         FileNotFoundError: There is no such program.
@@ -73,10 +81,10 @@ def spawn(
     tied = [sys.executable, "-I", "-S", TIED, str(int(death_signal)), str(os.getpid())]
     process = subprocess.Popen(
         [*tied, *argv],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=output,
         stderr=output,
-        env={**os.environ, **environment},
+        env={**os.environ, **environment} if inherits else dict(environment),
         start_new_session=True,
     )
     return Spawned(process)

@@ -4,12 +4,15 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.config.rollout import GenerationHyperparameters
 from headway.errors import InvalidInput
 from headway.workflow.api import RewardFunction, RolloutWorkflow, Tokenizer
 from headway.workflow.group import AcceptFunction
+
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Gateway
 
 
 def load_object(path: str) -> Any:
@@ -39,11 +42,12 @@ def load_workflow(
     reward_fn: RewardFunction,
     gconfig: GenerationHyperparameters,
     tokenizer: Tokenizer,
+    gateway: "Gateway | None" = None,
 ) -> RolloutWorkflow:
     """Make the workflow of the experiment file.
 
-    The constructor is given those of `reward_fn`, `gconfig` (for one sample: n_samples is 1) and `tokenizer` that it
-    names, and `kwargs`, which win.
+    The constructor is given those of `reward_fn`, `gconfig` (for one sample: n_samples is 1), `tokenizer` and `gateway`
+    that it names, and `kwargs`, which win.
 
     Raises:
         InvalidInput: No such class, no workflow, or arguments that it does not take.
@@ -51,7 +55,8 @@ def load_workflow(
     kind = load_object(path)
     if not callable(getattr(kind, "arun_episode", None)):
         raise InvalidInput(f"{path} is no workflow: it has no method arun_episode(engine, data)")
-    standard = {"reward_fn": reward_fn, "gconfig": gconfig.model_copy(update={"n_samples": 1}), "tokenizer": tokenizer}
+    one_sample = gconfig.model_copy(update={"n_samples": 1})
+    standard = {"reward_fn": reward_fn, "gconfig": one_sample, "tokenizer": tokenizer, "gateway": gateway}
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {name: value for name, value in standard.items() if takes_all or name in parameters}

@@ -20,7 +20,8 @@ from headway.workflow.api import (
     Tokenizer,
 )
 from headway.workflow.conversation import Conversation
-from headway.workflow.prompts import PromptEncoder, template_ids
+from headway.workflow.prompts import PromptEncoder
+from headway.workflow.turns import closing_ids, turn_ids
 
 TRY_AGAIN = (
     "Your answer is either wrong or not parsable to the reward function. You may misunderstand the original question. "
@@ -48,7 +49,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
         self._max_turns = max_turns
         self._turn_discount = turn_discount
         self._prompts = PromptEncoder(tokenizer)
-        self._try_again_ids = turn_ids(tokenizer, {"role": "user", "content": try_again})
+        self._try_again_ids = turn_ids(tokenizer, [{"role": "user", "content": try_again}])
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory:
         conversation = Conversation(engine, self._gconfig, self._tokenizer)
@@ -71,32 +72,4 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
     def _next_question(self, response: ModelResponse) -> list[int]:
         """What follows a wrong answer: its end, where the model did not write one, and the request to try again."""
-        end = self._tokenizer.eos_token_id
-        if end is None or response.output_tokens[-1:] == [end]:
-            return self._try_again_ids
-        return [end, *self._try_again_ids]
-
-
-def turn_ids(tokenizer: Tokenizer, message: dict[str, Any]) -> list[int]:
-    """What a chat template writes after a finished answer for one more message, up to the next answer's start.
-
-    Found as the difference between a conversation without and with the message: no answer is ever encoded again.
-    A newline that the template writes after the end token belongs to them.
-
-    Raises:
-        InvalidInput: The template rewrites what came before; it cannot be used for several turns.
-    """
-    answered = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
-    before = template_ids(tokenizer, answered)
-    after = template_ids(tokenizer, [*answered, message], add_generation_prompt=True)
-    end = _end_of_answer(before, tokenizer.eos_token_id)
-    if after[:end] != before[:end]:
-        raise InvalidInput("the tokenizer's chat template rewrites earlier turns when one is added")
-    return after[end:]
-
-
-def _end_of_answer(ids: list[int], eos: int | None) -> int:
-    """Where the last answer ends: after its end token, where the template writes one."""
-    if eos is None or eos not in ids:
-        return len(ids)
-    return len(ids) - ids[::-1].index(eos)
+        return [*closing_ids(self._tokenizer, response.output_tokens), *self._try_again_ids]

@@ -46,6 +46,10 @@ class TokenSequence:
             raise ValueError(
                 "the response does not continue this sequence: its input tokens differ from those collected"
             )
+        self.add_output(response)
+
+    def add_output(self, response: ModelResponse) -> None:
+        """Append what was generated, for callers that know that it continues this sequence."""
         self.ids += response.output_tokens
         self._logprobs += response.output_logprobs
         self._mask += [True] * response.output_len

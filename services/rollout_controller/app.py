@@ -76,7 +76,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         supervisor.start("watch services", known.follow_services())
         supervisor.start("watch versions", known.follow_versions())
         supervisor.start("tell long waits", tell_long_waits(waits))
-        workflows = Workflows(config, timed(rewards.reward_fn))
+        workflows = Workflows(config, timed(rewards.reward_fn), fleet.engine())
         making = supervisor.start("load the workflow", workflows.make(partial(first_version, names, waits, config)))
         if workflows.has_local_tokenizer:
             await making
@@ -88,9 +88,10 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         stack.push_async_callback(controller.close)
         api = ControllerApi(controller, known.versions_in_use)
         status = Status(config.run_name, controller, known, time.monotonic())
-        http_port = await stack.enter_async_context(
-            serve_http(cast(Any, make_http_api(status, controller, access, store)), placement.host, placement.http_port)
-        )
+        app = make_http_api(status, controller, access, store, workflows.gateway)
+        http_port = await stack.enter_async_context(serve_http(cast(Any, app), placement.host, placement.http_port))
+        workflows.gateway.serve_at(f"http://{placement.address(http_port)}")
+        stack.callback(workflows.gateway.sessions.close)
         server = await stack.enter_async_context(
             serve_grpc(
                 placement.host,

@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Depends, FastAPI, Response
 
+from headway.gateway.gateway import Gateway
 from headway.runtime.metrics import CONTENT_TYPE_LATEST, expose
 from headway.view.page import mount_page
 from headway.view.router import trajectories_router
 from headway.view.store import Store
 from services.rollout_controller.auth import Access, require_read
 from services.rollout_controller.controller import RolloutController
+from services.rollout_controller.gateway_chat import chat_router
+from services.rollout_controller.gateway_sessions import session_router
 from services.rollout_controller.metrics import controller_registry
 from services.rollout_controller.openapi import install_openapi
 from services.rollout_controller.problems import install_problems
@@ -25,6 +28,7 @@ def make_http_api(
     controller: RolloutController,
     access: Access | None = None,
     store: Store | None = None,
+    gateway: Gateway | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The ASGI application.
@@ -57,6 +61,9 @@ def make_http_api(
         return {"status": "ok"}
 
     app.include_router(read)
+    if gateway is not None:
+        app.include_router(session_router(gateway))
+        app.include_router(chat_router(gateway))
     if store is not None:
         app.include_router(trajectories_router(store), dependencies=[Depends(require_read)])
         mount_page(app)

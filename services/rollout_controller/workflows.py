@@ -13,6 +13,10 @@ from typing import Any, cast
 
 from headway.config import ExperimentConfig
 from headway.errors import InvalidInput
+from headway.gateway.gateway import Gateway
+from headway.gateway.render import ChatRenderer
+from headway.gateway.sampling import Rule
+from headway.gateway.session import Policy
 from headway.workflow.api import EpisodeResult, InferenceEngine, RewardFunction, RolloutWorkflow, Tokenizer
 from headway.workflow.load import load_workflow
 
@@ -41,12 +45,16 @@ class Workflows:
     Args:
         config: The experiment file.
         reward_fn: Scores completions.
+        engine: Generates for agents that belong to no task.
     """
 
     config: ExperimentConfig
     reward_fn: RewardFunction
+    engine: InferenceEngine
 
     def __post_init__(self) -> None:
+        self.gateway = Gateway(lambda: self._outside)
+        self._outside: Policy | None = None
         self.tokenizer_folder: Path | None = None
         """Known as soon as the workflows are made."""
         self.training = DeferredWorkflow()
@@ -72,6 +80,8 @@ class Workflows:
         folder = self._local_folder if self.has_local_tokenizer else await first_version()
         tokenizer = await asyncio.to_thread(load_tokenizer, folder)
         self.tokenizer_folder = folder
+        gconfig, renderer = self.config.gconfig, ChatRenderer(tokenizer)
+        self._outside = Policy(self.engine, gconfig, tokenizer, renderer, Rule.CLIENT)
         self.training.become(self._load(tokenizer, is_training=True))
         self.evaluation.become(self._load(tokenizer, is_training=False))
         log.info("workflow %s, tokenizer from %s", self.config.workflow.path, folder)
@@ -88,6 +98,7 @@ class Workflows:
             reward_fn=self.reward_fn,
             gconfig=self.config.gconfig if is_training else self.config.evaluation_gconfig,
             tokenizer=tokenizer,
+            gateway=self.gateway,
         )
 
 
