@@ -91,7 +91,13 @@ async def test_an_engine_waits_for_the_first_version_and_is_registered_with_the_
         running = await starting
         entry = await names.get("services/inference/7")
         assert entry.value == f"http://127.0.0.1:{running.ports['http']}"
-        assert dict(entry.metadata) == {"engine": "builtin", "version": "v1.1", "pid": str(os.getpid())}
+        metrics = f"127.0.0.1:{running.ports['metrics']}"
+        assert dict(entry.metadata) == {
+            "engine": "builtin",
+            "version": "v1.1",
+            "pid": str(os.getpid()),
+            "metrics": metrics,
+        }
         assert (await info(entry.value))["weight_version"] == "v1.1"
         await stack.aclose()
         with pytest.raises(NotFound):
