@@ -62,8 +62,9 @@ def arguments_of(text: str) -> Any:
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:
-    """Where and what the first fault of a body is."""
-    fault = error.errors(include_url=False, include_context=False)[0]
+    """Where and what the first fault of a body is; of the alternatives of a field, the one that fits best."""
+    first, *others = error.errors(include_url=False, include_context=False)
+    fault = max([first, *(o for o in others if o["loc"][:1] == first["loc"][:1])], key=lambda fault: len(fault["loc"]))
     place = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         return place, f"unknown parameter {place!r}"
