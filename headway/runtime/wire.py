@@ -61,6 +61,11 @@ def group_to_wire(group: Group) -> pb.Group:
     )
 
 
+def group_from_bytes(serialized: bytes) -> Group:
+    """Read a serialized `headway.v1.Group`."""
+    return group_from_wire(pb.Group.FromString(serialized))
+
+
 def group_from_wire(message: pb.Group) -> Group:
     trajectories = tuple(trajectory_from_wire(trajectory) for trajectory in message.trajectories)
     return Group(message.task_id, trajectories, message.attempt, message.rollout_s)

@@ -37,7 +37,7 @@ class Controller(Protocol):
 
     async def fetch_batch(self, step: int, num_groups: int, fencing_token: int) -> Any: ...
 
-    def groups(self, step: int) -> AsyncIterator[pb.Group]: ...
+    def groups(self, step: int) -> AsyncIterator[Sequence[bytes]]: ...
 
     async def commit(
         self, step: int, fencing_token: int, version: PolicyVersion, stats: Mapping[str, float]
@@ -170,7 +170,7 @@ class ModelTrainer:
 
         async def fetch(controller: Controller) -> Groups:
             await controller.fetch_batch(step, self._scenario.batch_size, self.token)
-            return [group async for group in controller.groups(step)]
+            return [pb.Group.FromString(group) async for page in controller.groups(step) for group in page]
 
         return await self._around.call(fetch)
 

@@ -120,7 +120,7 @@ class ScriptedController(RolloutControllerServicer):
         header = pb.BatchHeader(step=request.step, num_groups=len(groups), is_replay=is_replay)
         yield pb.FetchBatchReply(header=header)
         for group in groups:
-            yield pb.FetchBatchReply(group=group_to_wire(group))
+            yield pb.FetchBatchReply(groups=[group_to_wire(group).SerializeToString()])
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitReply:
         self._check(request.fencing_token, f"commit {request.step}")

@@ -44,10 +44,10 @@ class SimulatedJournal(Generic[S]):
         self._queued.append((operation, future))
         return future
 
-    async def payloads(self, step: int) -> AsyncIterator[tuple[bytes, dict[int, int]]]:
-        """The groups of a step and their tokens by version, in order."""
+    async def pages(self, step: int) -> AsyncIterator[list[tuple[bytes, dict[int, int]]]]:
+        """The groups of a step and their tokens by version, in order, one at a time."""
         for record_id in await self.write(lambda store: store.ids_of(step)):
-            yield self._store.payload(record_id)
+            yield [self._store.payload(record_id)]
 
     def kill(self, writes_first: bool) -> None:
         """Nothing is answered any more."""

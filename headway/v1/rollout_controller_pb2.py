@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import types_pb2 as headway_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/rollout_controller.proto\x12\nheadway.v1\x1a\x16headway/v1/types.proto\"E\n\x0c\x42\x65ginRequest\x12\x15\n\rfencing_token\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08is_fresh\x18\x03 \x01(\x08\"\x0c\n\nBeginReply\"0\n\rSubmitRequest\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.headway.v1.Task\"l\n\x0bSubmitReply\x12\x0f\n\x07num_new\x18\x01 \x01(\x03\x12\x17\n\x0fnum_outstanding\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1e\n\x16max_head_offpolicyness\x18\x04 \x01(\x05\"L\n\x11\x46\x65tchBatchRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x12\n\nnum_groups\x18\x02 \x01(\x05\x12\x15\n\rfencing_token\x18\x03 \x01(\x03\"h\n\x0f\x46\x65tchBatchReply\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.headway.v1.BatchHeaderH\x00\x12\"\n\x05group\x18\x02 \x01(\x0b\x32\x11.headway.v1.GroupH\x00\x42\x06\n\x04part\"\x8f\x01\n\x0b\x42\x61tchHeader\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x12\n\nnum_groups\x18\x02 \x01(\x05\x12\x11\n\tis_replay\x18\x03 \x01(\x08\x12\x10\n\x08waited_s\x18\x04 \x01(\x01\x12\x19\n\x11num_masked_tokens\x18\x05 \x01(\x03\x12\x1e\n\x16max_head_offpolicyness\x18\x06 \x01(\x05\"\xc3\x01\n\rCommitRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\x12*\n\x07version\x18\x03 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x33\n\x05stats\x18\x04 \x03(\x0b\x32$.headway.v1.CommitRequest.StatsEntry\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"A\n\x0b\x43ommitReply\x12\x32\n\x0fversions_in_use\x18\x01 \x03(\x0b\x32\x19.headway.v1.PolicyVersion\":\n\x13\x46orgetBeforeRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\"1\n\x11\x46orgetBeforeReply\x12\x1c\n\x14num_groups_forgotten\x18\x01 \x01(\x03\"i\n\x0f\x45valuateRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.headway.v1.EvaluateHeaderH\x00\x12 \n\x04task\x18\x02 \x01(\x0b\x32\x10.headway.v1.TaskH\x00\x42\x06\n\x04part\"Q\n\x0e\x45valuateHeader\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x05\"y\n\rEvaluateReply\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12$\n\x07outcome\x18\x02 \x01(\x0e\x32\x13.headway.v1.Outcome\x12\x0f\n\x07message\x18\x03 \x01(\t\x12 \n\x05group\x18\x04 \x01(\x0b\x32\x11.headway.v1.Group2\xb0\x03\n\x11RolloutController\x12\x39\n\x05\x42\x65gin\x12\x18.headway.v1.BeginRequest\x1a\x16.headway.v1.BeginReply\x12>\n\x06Submit\x12\x19.headway.v1.SubmitRequest\x1a\x17.headway.v1.SubmitReply(\x01\x12J\n\nFetchBatch\x12\x1d.headway.v1.FetchBatchRequest\x1a\x1b.headway.v1.FetchBatchReply0\x01\x12<\n\x06\x43ommit\x12\x19.headway.v1.CommitRequest\x1a\x17.headway.v1.CommitReply\x12N\n\x0c\x46orgetBefore\x12\x1f.headway.v1.ForgetBeforeRequest\x1a\x1d.headway.v1.ForgetBeforeReply\x12\x46\n\x08\x45valuate\x12\x1b.headway.v1.EvaluateRequest\x1a\x19.headway.v1.EvaluateReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/rollout_controller.proto\x12\nheadway.v1\x1a\x16headway/v1/types.proto\"E\n\x0c\x42\x65ginRequest\x12\x15\n\rfencing_token\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08is_fresh\x18\x03 \x01(\x08\"\x0c\n\nBeginReply\"0\n\rSubmitRequest\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.headway.v1.Task\"l\n\x0bSubmitReply\x12\x0f\n\x07num_new\x18\x01 \x01(\x03\x12\x17\n\x0fnum_outstanding\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1e\n\x16max_head_offpolicyness\x18\x04 \x01(\x05\"L\n\x11\x46\x65tchBatchRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x12\n\nnum_groups\x18\x02 \x01(\x05\x12\x15\n\rfencing_token\x18\x03 \x01(\x03\"P\n\x0f\x46\x65tchBatchReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.headway.v1.BatchHeader\x12\x0e\n\x06groups\x18\x03 \x03(\x0cJ\x04\x08\x02\x10\x03\"\x8f\x01\n\x0b\x42\x61tchHeader\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x12\n\nnum_groups\x18\x02 \x01(\x05\x12\x11\n\tis_replay\x18\x03 \x01(\x08\x12\x10\n\x08waited_s\x18\x04 \x01(\x01\x12\x19\n\x11num_masked_tokens\x18\x05 \x01(\x03\x12\x1e\n\x16max_head_offpolicyness\x18\x06 \x01(\x05\"\xc3\x01\n\rCommitRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\x12*\n\x07version\x18\x03 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x33\n\x05stats\x18\x04 \x03(\x0b\x32$.headway.v1.CommitRequest.StatsEntry\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"A\n\x0b\x43ommitReply\x12\x32\n\x0fversions_in_use\x18\x01 \x03(\x0b\x32\x19.headway.v1.PolicyVersion\":\n\x13\x46orgetBeforeRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\"1\n\x11\x46orgetBeforeReply\x12\x1c\n\x14num_groups_forgotten\x18\x01 \x01(\x03\"i\n\x0f\x45valuateRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.headway.v1.EvaluateHeaderH\x00\x12 \n\x04task\x18\x02 \x01(\x0b\x32\x10.headway.v1.TaskH\x00\x42\x06\n\x04part\"Q\n\x0e\x45valuateHeader\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.headway.v1.PolicyVersion\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x05\"y\n\rEvaluateReply\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12$\n\x07outcome\x18\x02 \x01(\x0e\x32\x13.headway.v1.Outcome\x12\x0f\n\x07message\x18\x03 \x01(\t\x12 \n\x05group\x18\x04 \x01(\x0b\x32\x11.headway.v1.Group2\xb0\x03\n\x11RolloutController\x12\x39\n\x05\x42\x65gin\x12\x18.headway.v1.BeginRequest\x1a\x16.headway.v1.BeginReply\x12>\n\x06Submit\x12\x19.headway.v1.SubmitRequest\x1a\x17.headway.v1.SubmitReply(\x01\x12J\n\nFetchBatch\x12\x1d.headway.v1.FetchBatchRequest\x1a\x1b.headway.v1.FetchBatchReply0\x01\x12<\n\x06\x43ommit\x12\x19.headway.v1.CommitRequest\x1a\x17.headway.v1.CommitReply\x12N\n\x0c\x46orgetBefore\x12\x1f.headway.v1.ForgetBeforeRequest\x1a\x1d.headway.v1.ForgetBeforeReply\x12\x46\n\x08\x45valuate\x12\x1b.headway.v1.EvaluateRequest\x1a\x19.headway.v1.EvaluateReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,25 +45,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHBATCHREQUEST']._serialized_start=320
   _globals['_FETCHBATCHREQUEST']._serialized_end=396
   _globals['_FETCHBATCHREPLY']._serialized_start=398
-  _globals['_FETCHBATCHREPLY']._serialized_end=502
-  _globals['_BATCHHEADER']._serialized_start=505
-  _globals['_BATCHHEADER']._serialized_end=648
-  _globals['_COMMITREQUEST']._serialized_start=651
-  _globals['_COMMITREQUEST']._serialized_end=846
-  _globals['_COMMITREQUEST_STATSENTRY']._serialized_start=802
-  _globals['_COMMITREQUEST_STATSENTRY']._serialized_end=846
-  _globals['_COMMITREPLY']._serialized_start=848
-  _globals['_COMMITREPLY']._serialized_end=913
-  _globals['_FORGETBEFOREREQUEST']._serialized_start=915
-  _globals['_FORGETBEFOREREQUEST']._serialized_end=973
-  _globals['_FORGETBEFOREREPLY']._serialized_start=975
-  _globals['_FORGETBEFOREREPLY']._serialized_end=1024
-  _globals['_EVALUATEREQUEST']._serialized_start=1026
-  _globals['_EVALUATEREQUEST']._serialized_end=1131
-  _globals['_EVALUATEHEADER']._serialized_start=1133
-  _globals['_EVALUATEHEADER']._serialized_end=1214
-  _globals['_EVALUATEREPLY']._serialized_start=1216
-  _globals['_EVALUATEREPLY']._serialized_end=1337
-  _globals['_ROLLOUTCONTROLLER']._serialized_start=1340
-  _globals['_ROLLOUTCONTROLLER']._serialized_end=1772
+  _globals['_FETCHBATCHREPLY']._serialized_end=478
+  _globals['_BATCHHEADER']._serialized_start=481
+  _globals['_BATCHHEADER']._serialized_end=624
+  _globals['_COMMITREQUEST']._serialized_start=627
+  _globals['_COMMITREQUEST']._serialized_end=822
+  _globals['_COMMITREQUEST_STATSENTRY']._serialized_start=778
+  _globals['_COMMITREQUEST_STATSENTRY']._serialized_end=822
+  _globals['_COMMITREPLY']._serialized_start=824
+  _globals['_COMMITREPLY']._serialized_end=889
+  _globals['_FORGETBEFOREREQUEST']._serialized_start=891
+  _globals['_FORGETBEFOREREQUEST']._serialized_end=949
+  _globals['_FORGETBEFOREREPLY']._serialized_start=951
+  _globals['_FORGETBEFOREREPLY']._serialized_end=1000
+  _globals['_EVALUATEREQUEST']._serialized_start=1002
+  _globals['_EVALUATEREQUEST']._serialized_end=1107
+  _globals['_EVALUATEHEADER']._serialized_start=1109
+  _globals['_EVALUATEHEADER']._serialized_end=1190
+  _globals['_EVALUATEREPLY']._serialized_start=1192
+  _globals['_EVALUATEREPLY']._serialized_end=1313
+  _globals['_ROLLOUTCONTROLLER']._serialized_start=1316
+  _globals['_ROLLOUTCONTROLLER']._serialized_end=1748
 # @@protoc_insertion_point(module_scope)

@@ -149,24 +149,26 @@ class FetchBatchReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def header(self) -> Global___BatchHeader: ...
+    def header(self) -> Global___BatchHeader:
+        """Of the first reply alone."""
+
     @_builtins.property
-    def group(self) -> _types_pb2.Group: ...
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Some groups of the batch, in order, each a serialized `Group`: they pass from the journal to the trainer as they are."""
+
     def __init__(
         self,
         *,
         header: Global___BatchHeader | None = ...,
-        group: _types_pb2.Group | None = ...,
+        groups: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "group"]  # noqa: Y015
-    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchBatchReply: _TypeAlias = FetchBatchReply  # noqa: Y015
 

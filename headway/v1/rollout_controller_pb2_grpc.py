@@ -85,9 +85,9 @@ class RolloutControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchBatch(self, request, context):
-        """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header,
-        each further one a group. Asking again for a step gives the same groups in the same order, until ForgetBefore passes it:
-        that is how a recovered trainer replays.
+        """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header, further
+        ones carry its groups. Asking again for a step gives the same groups in the same order, until ForgetBefore passes
+        it: that is how a recovered trainer replays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

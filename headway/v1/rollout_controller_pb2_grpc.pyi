@@ -41,9 +41,9 @@ class RolloutControllerStub:
     Submit: _grpc.StreamUnaryMultiCallable[_rollout_controller_pb2.SubmitRequest, _rollout_controller_pb2.SubmitReply]
     """Hand over tasks to be rolled out, in order. Idempotent by task id: a known task is not started again."""
     FetchBatch: _grpc.UnaryStreamMultiCallable[_rollout_controller_pb2.FetchBatchRequest, _rollout_controller_pb2.FetchBatchReply]
-    """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header,
-    each further one a group. Asking again for a step gives the same groups in the same order, until ForgetBefore passes it:
-    that is how a recovered trainer replays.
+    """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header, further
+    ones carry its groups. Asking again for a step gives the same groups in the same order, until ForgetBefore passes
+    it: that is how a recovered trainer replays.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_rollout_controller_pb2.CommitRequest, _rollout_controller_pb2.CommitReply]
     """Say that a step has consumed its batch. Idempotent. A step that was skipped (its gradient was not finite) is committed with
@@ -67,9 +67,9 @@ class RolloutControllerAsyncStub(RolloutControllerStub):
     Submit: _aio.StreamUnaryMultiCallable[_rollout_controller_pb2.SubmitRequest, _rollout_controller_pb2.SubmitReply]  # type: ignore[assignment]
     """Hand over tasks to be rolled out, in order. Idempotent by task id: a known task is not started again."""
     FetchBatch: _aio.UnaryStreamMultiCallable[_rollout_controller_pb2.FetchBatchRequest, _rollout_controller_pb2.FetchBatchReply]  # type: ignore[assignment]
-    """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header,
-    each further one a group. Asking again for a step gives the same groups in the same order, until ForgetBefore passes it:
-    that is how a recovered trainer replays.
+    """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header, further
+    ones carry its groups. Asking again for a step gives the same groups in the same order, until ForgetBefore passes
+    it: that is how a recovered trainer replays.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_rollout_controller_pb2.CommitRequest, _rollout_controller_pb2.CommitReply]  # type: ignore[assignment]
     """Say that a step has consumed its batch. Idempotent. A step that was skipped (its gradient was not finite) is committed with
@@ -108,9 +108,9 @@ class RolloutControllerServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_controller_pb2.FetchBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_controller_pb2.FetchBatchReply], _abc.AsyncIterator[_rollout_controller_pb2.FetchBatchReply]]:
-        """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header,
-        each further one a group. Asking again for a step gives the same groups in the same order, until ForgetBefore passes it:
-        that is how a recovered trainer replays.
+        """Take the batch that train step `step` consumes; waits until it is complete. The first reply is the header, further
+        ones carry its groups. Asking again for a step gives the same groups in the same order, until ForgetBefore passes
+        it: that is how a recovered trainer replays.
         """
 
     @_abc_1.abstractmethod

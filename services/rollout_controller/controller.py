@@ -28,8 +28,7 @@ from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput, NotFound, StaleVersion
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
-from headway.runtime.wire import group_from_wire, group_to_wire
-from headway.v1 import types_pb2 as pb
+from headway.runtime.wire import group_from_bytes, group_to_wire
 from services.rollout_controller.evaluations import Evaluations
 from services.rollout_controller.journal_store import Recovered
 from services.rollout_controller.production import FleetView, JournalWriter, Production, Writes
@@ -260,18 +259,20 @@ class RolloutController:
                     return await self._compose(step, num_groups, fencing_token)
         return Handout(self._records[step], is_replay=True)
 
-    async def groups(self, step: int) -> AsyncIterator[pb.Group]:
-        """The groups of a step's batch in order, as they are trained on: tokens older than eta carry no gradient.
+    async def groups(self, step: int) -> AsyncIterator[list[bytes]]:
+        """The groups of a step's batch in order, serialized, some at a time, as they are trained on: tokens older than
+        eta carry no gradient. A group without such tokens is the bytes that the journal holds.
 
         Raises:
             JournalBroken: A group does not match its checksum.
         """
         eta, policy = self._records[step].eta, self.settings.policy
-        async for payload, versions in self._journal.payloads(step):
-            group = pb.Group.FromString(payload)
-            if policy is not StalenessPolicy.ALLOW and any(step - version > eta for version in versions):
-                group = group_to_wire(mask_stale(group_from_wire(group), step, eta)[0])
-            yield group
+        is_bounded = policy is not StalenessPolicy.ALLOW
+        async for page in self._journal.pages(step):
+            yield [
+                _masked(payload, step, eta) if is_bounded and step - min(versions, default=step) > eta else payload
+                for payload, versions in page
+            ]
 
     async def commit(self, step: int, fencing_token: int, version: PolicyVersion, stats: Mapping[str, float]) -> None:
         """A step has consumed its batch and made `version`, the one after it; the same step's: it was skipped.
@@ -380,3 +381,9 @@ class RolloutController:
         """Every step that was given a batch, from the journal, but for the skipped ones."""
         eta = self.settings.eta
         return [StepRecord.stored(stored, eta) for stored in await self._writes.done(lambda store: list(store.steps()))]
+
+
+def _masked(payload: bytes, step: int, eta: int) -> bytes:
+    """The group without gradient from tokens older than eta."""
+    masked, _ = mask_stale(group_from_bytes(payload), step, eta)
+    return group_to_wire(masked).SerializeToString()

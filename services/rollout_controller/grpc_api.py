@@ -56,8 +56,8 @@ class ControllerApi(RolloutControllerServicer):
                 max_head_offpolicyness=record.eta,
             )
         )
-        async for group in self._controller.groups(request.step):
-            yield pb.FetchBatchReply(group=group)
+        async for groups in self._controller.groups(request.step):
+            yield pb.FetchBatchReply(groups=groups)
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         version = version_from_wire(request.version)

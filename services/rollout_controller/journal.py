@@ -24,10 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.rollout_controller.journal_store import JournalBroken, JournalStore
+from services.rollout_controller.journal_store import JournalBroken, JournalStore, StoredGroup
 
 MAX_OPERATIONS = 256
 """Operations in one transaction."""
+PAGE_BYTES = 1 << 20
+"""Groups that are read, and sent, at once."""
 T = TypeVar("T")
 Operation = Callable[[JournalStore], Any]
 
@@ -86,18 +88,17 @@ class Journal:
         """Ask for what has been written, beside the writer."""
         return await self._loop.run_in_executor(self._readers, query, self._reader)
 
-    async def payloads(self, step: int, num_at_once: int = 8) -> AsyncIterator[tuple[bytes, dict[int, int]]]:
-        """The groups of a step and their tokens by version, in order, a few in memory at a time; sees all
-        earlier writes.
+    async def pages(self, step: int) -> AsyncIterator[list[StoredGroup]]:
+        """The groups of a step in order, about `PAGE_BYTES` of them at a time; sees all earlier writes.
 
         Raises:
             JournalBroken: A group does not match its checksum.
         """
         record_ids = await self.write(lambda store: store.ids_of(step))
-        for start in range(0, len(record_ids), num_at_once):
-            wanted = record_ids[start : start + num_at_once]
-            for found in await self.read(partial(_payloads, wanted)):
-                yield found
+        while record_ids:
+            page = await self.read(partial(_page, record_ids))
+            record_ids = record_ids[len(page) :]
+            yield page
 
     def _open(self) -> None:
         try:
@@ -150,8 +151,15 @@ class Journal:
         return [(future, result) for (_, future), result in zip(batch, results, strict=True)]
 
 
-def _payloads(record_ids: Sequence[int], store: JournalStore) -> list[tuple[bytes, dict[int, int]]]:
-    return [store.payload(record_id) for record_id in record_ids]
+def _page(record_ids: Sequence[int], store: JournalStore) -> list[StoredGroup]:
+    """The first of these groups: so many as make a page, at least one."""
+    page, num_bytes = [], 0
+    for record_id in record_ids:
+        page.append(store.payload(record_id))
+        num_bytes += len(page[-1][0])
+        if num_bytes >= PAGE_BYTES:
+            break
+    return page
 
 
 def _answer(outcomes: Sequence[tuple["asyncio.Future[Any]", Any]]) -> None:

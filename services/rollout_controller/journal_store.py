@@ -43,6 +43,10 @@ CREATE TABLE IF NOT EXISTS evaluations (id INTEGER PRIMARY KEY, record TEXT NOT 
 FORMAT = "1"
 
 
+StoredGroup = tuple[bytes, dict[int, int]]
+"""A serialized `headway.v1.Group`, and its gradient-carrying tokens by the step of the version that made them."""
+
+
 class JournalBroken(HeadwayError):
     """The journal cannot be read or written; the message says where and why."""
 
@@ -226,8 +230,8 @@ class JournalStore:
         """Record numbers of a step's groups, in order."""
         return [row[0] for row in self._db.execute("SELECT id FROM groups WHERE step = ? ORDER BY position", (step,))]
 
-    def payload(self, record_id: int) -> tuple[bytes, dict[int, int]]:
-        """A group's bytes, and its tokens by version.
+    def payload(self, record_id: int) -> StoredGroup:
+        """A group.
 
         Raises:
             JournalBroken: They do not match their checksum.

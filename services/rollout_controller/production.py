@@ -21,7 +21,7 @@ from headway.core.trajectory import Outcome
 from headway.errors import HeadwayError
 from headway.runtime.supervisor import Supervisor
 from services.rollout_controller.dispatcher import BatchTaskDispatcher
-from services.rollout_controller.journal_store import GroupRecord, JournalStore, ReadyRecord
+from services.rollout_controller.journal_store import GroupRecord, JournalStore, ReadyRecord, StoredGroup
 from services.rollout_controller.records import Settings, Timing
 from services.rollout_controller.rollouts import GroupRunner, RolloutEnd, TaskInput
 from services.rollout_controller.task_runner import TimedResult, Withdrawn
@@ -52,7 +52,7 @@ class JournalWriter(Protocol):
 
     def write(self, operation: Callable[[JournalStore], T]) -> "asyncio.Future[T]": ...
 
-    def payloads(self, step: int) -> AsyncIterator[tuple[bytes, dict[int, int]]]: ...
+    def pages(self, step: int) -> AsyncIterator[list[StoredGroup]]: ...
 
 
 class Writes:

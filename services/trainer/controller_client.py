@@ -20,7 +20,13 @@ from headway.data import Task
 from headway.errors import TimedOut
 from headway.runtime.grpc_client import connect, translating
 from headway.runtime.waits import Waits
-from headway.runtime.wire import OUTCOME_FROM_WIRE, group_from_wire, version_from_wire, version_to_wire
+from headway.runtime.wire import (
+    OUTCOME_FROM_WIRE,
+    group_from_bytes,
+    group_from_wire,
+    version_from_wire,
+    version_to_wire,
+)
 from headway.v1 import rollout_controller_pb2 as pb
 from headway.v1 import types_pb2
 from headway.v1.rollout_controller_pb2_grpc import RolloutControllerStub
@@ -133,7 +139,7 @@ class ControllerClient:
         async def fetch(stub: Any) -> FetchedBatch:
             parts = [part async for part in stub.FetchBatch(request, timeout=PIECE_S)]
             header = parts[0].header
-            groups = tuple(group_from_wire(part.group) for part in parts[1:])
+            groups = tuple(group_from_bytes(group) for part in parts for group in part.groups)
             return FetchedBatch(step, groups, header.is_replay, header.waited_s, header.num_masked_tokens)
 
         what = f"{num_groups} ready groups for step {step}"

@@ -18,7 +18,7 @@ from headway.errors import InvalidInput
 from headway.runtime.grpc_client import connect
 from headway.runtime.names import NameClient
 from headway.runtime.service import Placement
-from headway.runtime.wire import group_from_wire, version_to_wire
+from headway.runtime.wire import group_from_bytes, version_to_wire
 from headway.testing.scripted_engine import ScriptedEngine
 from headway.v1 import rollout_controller_pb2 as pb
 from headway.v1 import types_pb2
@@ -124,7 +124,7 @@ async def test_a_step_from_submission_to_commit_with_every_service_real(tmp_path
                 pb.FetchBatchRequest(step=0, num_groups=4, fencing_token=1), timeout=30
             )
         ]
-        groups = [group_from_wire(part.group) for part in parts[1:]]
+        groups = [group_from_bytes(group) for part in parts for group in part.groups]
         assert [group.task_id for group in groups] == ["0/0", "0/1", "0/2", "0/3"]
         for group in groups:
             for trajectory in group.trajectories:

@@ -68,7 +68,7 @@ async def submit(stub: Any, wanted: list[types_pb2.Task]) -> pb.SubmitReply:
 async def fetch(stub: Any, step: int, token: int = 1) -> tuple[pb.BatchHeader, list[types_pb2.Group]]:
     request = pb.FetchBatchRequest(step=step, num_groups=4, fencing_token=token)
     parts = [part async for part in stub.FetchBatch(request, timeout=10)]
-    return parts[0].header, [part.group for part in parts[1:]]
+    return parts[0].header, [types_pb2.Group.FromString(group) for part in parts for group in part.groups]
 
 
 async def until_waiting(controller: RolloutController, what: str) -> None:

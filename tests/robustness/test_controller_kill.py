@@ -124,4 +124,5 @@ async def submit(stub: Any, count: int) -> int:
 
 async def fetch(stub: Any, step: int) -> list[types_pb2.Group]:
     request = pb.FetchBatchRequest(step=step, num_groups=4, fencing_token=7)
-    return [part.group async for part in stub.FetchBatch(request, timeout=60) if part.HasField("group")]
+    replies = [reply async for reply in stub.FetchBatch(request, timeout=60)]
+    return [types_pb2.Group.FromString(group) for reply in replies for group in reply.groups]

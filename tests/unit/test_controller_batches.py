@@ -15,6 +15,7 @@ from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError, InvalidInput, NotFound, StaleVersion
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
+from headway.runtime.wire import group_from_bytes
 from headway.testing.model_fleet import ModelFleet, ModelWorkflow
 from headway.testing.simulated_disk import SimulatedDisk
 from headway.testing.virtual_time import run_virtual
@@ -67,7 +68,8 @@ class World:
 
     async def fetch(self, step: int, token: int = 1) -> list[str]:
         await self.controller.fetch_batch(step, BATCH, token)
-        return [group.task_id async for group in self.controller.groups(step)]
+        pages = [page async for page in self.controller.groups(step)]
+        return [group_from_bytes(group).task_id for page in pages for group in page]
 
 
 def _tokens_of(request: ModelRequest) -> int:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.core.ledger import Failure, TaskState
 from headway.core.trajectory import Outcome
-from services.rollout_controller.journal import Journal
+from services.rollout_controller.journal import PAGE_BYTES, Journal
 from services.rollout_controller.journal_store import GroupRecord, JournalBroken, JournalStore
 
 
@@ -147,7 +147,18 @@ async def test_writes_take_effect_in_order_and_many_share_a_transaction(tmp_path
         names = [f"0/{row}" for row in reversed(range(300))]
         writes.append(journal.write(lambda store: store.lease(0, names, {})))
         await asyncio.gather(*writes)
-        assert [payload async for payload, _ in journal.payloads(0)] == [b"%d" % row for row in reversed(range(300))]
+        found = [payload async for page in journal.pages(0) for payload, _ in page]
+        assert found == [b"%d" % row for row in reversed(range(300))]
+
+
+async def test_a_batch_is_read_in_pages_of_bounded_size_and_whole(tmp_path: Path) -> None:
+    async with Journal(tmp_path / "journal.sqlite") as journal:
+        sizes = [10, PAGE_BYTES, PAGE_BYTES // 2, PAGE_BYTES // 2 - 1, 1, 7]
+        for row, size in enumerate(sizes):
+            journal.write(lambda store, row=row, size=size: store.append(group(f"0/{row}", bytes([row]) * size)))
+        await journal.write(lambda store: store.lease(0, [f"0/{row}" for row in range(len(sizes))], {}))
+        pages = [[payload[0] for payload, _ in page] async for page in journal.pages(0)]
+        assert pages == [[0, 1], [2, 3, 4], [5]]
 
 
 async def test_leaving_writes_what_is_queued(tmp_path: Path) -> None:
@@ -191,7 +202,7 @@ async def test_a_damaged_group_of_a_batch_is_never_handed_out(tmp_path: Path) ->
     damage(path, "0/0")
     async with Journal(path) as journal:
         with pytest.raises(JournalBroken, match="0/0 does not match"):
-            [payload async for payload in journal.payloads(0)]
+            [page async for page in journal.pages(0)]
 
 
 async def test_a_journal_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
