@@ -152,7 +152,12 @@ OF_CONTROLLER = (
         labels=("staleness",),
     ),
     _counter("headway_steps_total", "steps", "Committed train steps, over restarts.", CONTROLLER),
-    _counter("headway_batch_wait_seconds_total", "seconds", "Time in which trainers waited for a batch.", CONTROLLER),
+    _counter(
+        "headway_batch_wait_seconds_total",
+        "seconds",
+        "Time for which batches were asked for and not ready, those fetched ahead too.",
+        CONTROLLER,
+    ),
     _gauge("headway_run_ended", "1", "1: the last step of the run is committed.", CONTROLLER),
     _gauge("headway_published_step", "steps", "Step of the newest published version; -1: none.", CONTROLLER),
     _gauge("headway_served_step", "steps", "Newest step that the whole fleet has served; -1: none.", CONTROLLER),

@@ -93,7 +93,7 @@ class History:
         self.recent: deque[StepRecord] = deque(maxlen=MAX_RECENT)
         self.num_committed = 0
         self.waited_s = 0.0
-        """How long trainers waited for all batches."""
+        """How long all batches were asked for and not ready; a trainer asks ahead, so it need not have waited."""
         self.tokens_by_staleness: Counter[int] = Counter()
         self.masked_by_staleness: Counter[int] = Counter()
 
