@@ -1,6 +1,7 @@
 """The `headway` command."""
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -55,6 +56,24 @@ def status(url: Annotated[str, typer.Argument(help="The controller's address.")]
     from headway.launcher.rest import fetch
 
     print(status_text(asyncio.run(fetch(f"{url}/v1/status"))))
+
+
+@app.command()
+def view(
+    run_dir: Annotated[Path, typer.Argument(help="The run's folder: {fileroot}/run/{user}/{experiment}/{trial}.")],
+    port: Annotated[int, typer.Option(help="The port of this machine to serve at; 0: any free one.")] = 8471,
+) -> None:
+    """Show a run that is over in the browser: the dashboard, and its trajectories."""
+    from headway.view.app import serve
+    from headway.view.folder import RunFolder
+
+    folder = RunFolder.at(run_dir)
+
+    def tell(url: str) -> None:
+        print(f"{folder.name}: {url}   (Ctrl-C ends it)", flush=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(folder, port, tell))
 
 
 def main() -> None:

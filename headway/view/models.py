@@ -52,7 +52,7 @@ class GroupPage(Model):
 
     groups: list[Group]
     total: int = Field(description="Groups that pass the filters.", examples=[640])
-    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null: there is none.")
+    next: str | None = Field(description="The `cursor` of the next page; null: there is none.")
     unread_bytes: int = Field(
         description="Of dumps that are not in the index yet; more groups will come.", examples=[0]
     )

@@ -36,7 +36,7 @@ def trajectories_router(store: Store) -> APIRouter:
         sort: Sort = "step",
         order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
-        cursor: Annotated[str | None, Query(max_length=400, description="`next_cursor` of a page before.")] = None,
+        cursor: Annotated[str | None, Query(max_length=400, description="`next` of the page before.")] = None,
     ) -> GroupPage:
         filters = Filters(
             kind,

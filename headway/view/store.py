@@ -64,12 +64,12 @@ class Store:
         index, is_read = self._refreshed()
         if index is None:
             note = NONE_YET if self._folder.is_dumping else NOT_DUMPED
-            return GroupPage(groups=[], total=0, next_cursor=None, unread_bytes=0, note=note)
+            return GroupPage(groups=[], total=0, next=None, unread_bytes=0, note=note)
         with index.open() as connection:
             found, next_cursor = find(connection, filters, order, limit, cursor)
             total = count(connection, filters)
         unread_bytes = 0 if is_read else index.unread_bytes()
-        return GroupPage(groups=found, total=total, next_cursor=next_cursor, unread_bytes=unread_bytes, note="")
+        return GroupPage(groups=found, total=total, next=next_cursor, unread_bytes=unread_bytes, note="")
 
     def task(self, task_id: str) -> TaskGroups:
         """All groups of a task.
