@@ -86,12 +86,13 @@ class FleetEngine:
         wanted = generation.wanted()
         server = await self._servers.acquire(wanted)
         failure: Exception | None = None
-        has_ended = False
+        has_ended, num_pauses = False, server.num_pauses
         try:
             piece = generation.next_piece(server.label, server.knows_stop_strings)
             failure = await self._run(server, piece)
             if failure is not None:
                 generation.note_failure(server.name, str(failure))
+            generation.was_paused = failure is None and server.num_pauses != num_pauses
             generation.accept(piece, server.name, server.knows_stop_strings, self._servers.is_known)
             has_ended = True
         except Contradiction as contradiction:

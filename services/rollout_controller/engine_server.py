@@ -42,6 +42,7 @@ class EngineServer:
         self.knows_stop_strings = True
         self.num_events = 0
         """Grows while the server talks: a sign of life."""
+        self.num_pauses = 0
         self._queue: list[Piece] = []
         self._open: dict[str, Piece] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -86,6 +87,7 @@ class EngineServer:
 
     async def pause(self) -> None:
         """Hold what runs, or end it where the dialect cannot hold it."""
+        self.num_pauses += 1
         await self.dialect.pause()
         while self.dialect.ends_requests and self._open:
             await self.wait_until_idle(PAUSE_AGAIN_S)

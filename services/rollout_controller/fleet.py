@@ -24,7 +24,7 @@ import aiohttp
 from headway.core.evidence import Contradiction
 from headway.core.routing import RoutingPolicy, Wanted
 from headway.core.version import PolicyVersion
-from headway.errors import InvalidInput, StaleVersion, TimedOut
+from headway.errors import InvalidInput, NotFound, StaleVersion, TimedOut
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.waits import Waits
 from services.rollout_controller.delivery import Delivery
@@ -107,6 +107,10 @@ class Fleet:
         """By the router's key; also those that are leaving."""
         self._known: dict[PolicyVersion, None] = {}
         self._num_joined = 0
+        self.drained: dict[str, str] = {}
+        """Servers that people took out of routing: addresses by name. One that comes back elsewhere is a new one."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a server has changed its state."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -138,6 +142,7 @@ class Fleet:
         key = f"{name}#{self._num_joined}"
         server = EngineServer(key, f"{name} at {address}", engine, http, self._dialect(engine, http))
         member = Member(name, server, self, self._clock)
+        member.is_drained = self.drained.get(name) == http.url
         self._members[name] = self._by_key[key] = member
         self._gate.router.add(key)
         self._supervisor.start(f"keep {name}", self._keep(member))
@@ -155,6 +160,21 @@ class Fleet:
         if member is not None:
             member.leave()
 
+    def drain(self, name: str, is_drained: bool) -> None:
+        """Take a server out of routing, or back; requests that it has go on there.
+
+        Raises:
+            NotFound: There is no such server.
+        """
+        member = self._members.get(name)
+        if member is None:
+            raise NotFound(f"no server {name} is registered; there are {', '.join(sorted(self._members)) or 'none'}")
+        member.is_drained = is_drained
+        self.drained.pop(name, None)
+        if is_drained:
+            self.drained[name] = member.server.http.url
+        self.on_member_change(member)
+
     async def _keep(self, member: Member) -> None:
         try:
             await member.keep()
@@ -171,12 +191,14 @@ class Fleet:
         members = list(self._members.values())
         await self._gate.until(f"{len(members)} servers to load {version.label}", lambda: self._is_settled(version))
         moved = [member for member in members if member.serves(version)]
-        pauses = [member.last_update.pause_s for member in moved if member.last_update is not None]
+        updates = [member.last_update for member in moved if member.last_update is not None]
         report = MoveReport(
             version,
             num_moved=len(moved),
             num_out=sum(member.is_out for member in members),
-            pause_s=max(pauses, default=0.0),
+            prepare_s=max((update.prepare_s for update in updates), default=0.0),
+            pause_s=max((update.pause_s for update in updates), default=0.0),
+            load_s=max((update.load_s for update in updates), default=0.0),
             total_s=self._clock() - began,
         )
         log.info(
@@ -266,12 +288,12 @@ class Fleet:
     # ---- members call in
 
     def has_other(self, member: Member) -> bool:
-        others = (other for other in self._members.values() if other is not member)
+        others = (other for other in self._members.values() if other is not member and not other.is_drained)
         return any(other.state is EngineState.SERVING for other in others)
 
     def on_member_change(self, member: Member) -> None:
         router, key = self._gate.router, member.server.key
-        if member.state is EngineState.SERVING and member.version is not None:
+        if member.state is EngineState.SERVING and member.version is not None and not member.is_drained:
             router.open(key, member.version)
             self._note_context(member)
         else:
@@ -279,6 +301,7 @@ class Fleet:
         if member.state not in (EngineState.SERVING, EngineState.UPDATING):
             self.delivery.drop(member.server)
         self._gate.notify()
+        self.on_change()
 
     def _note_context(self, member: Member) -> None:
         context = member.facts.context_length if member.facts is not None else None
@@ -315,4 +338,5 @@ class Fleet:
             last_error=member.last_error,
             since_s=self._clock() - member.since,
             last_update=member.last_update,
+            is_drained=member.is_drained,
         )

@@ -56,7 +56,9 @@ class Generation:
         self.stop_reason: StopReason | None = None
         self.num_pieces = 0
         self.idle_pieces = 0
-        """Pieces in a row that brought nothing."""
+        """Pieces in a row that brought nothing, those apart that were ended for an update."""
+        self.was_paused = False
+        """The server was paused during the last piece."""
         self.failures: dict[str, str] = {}
         """Servers that failed since the last progress, and how."""
         self._server = ""
@@ -157,7 +159,7 @@ class Generation:
         if gained:
             self.idle_pieces = 0
             self.failures.clear()
-        else:
+        elif not self.was_paused:
             self.idle_pieces += 1
 
     def _end(self, piece: Piece, start: int, knows_stop_strings: bool) -> None:

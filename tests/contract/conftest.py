@@ -35,6 +35,21 @@ def server(request: pytest.FixtureRequest, models: Path) -> Iterator[tuple[str, 
         yield request.param, url
 
 
+@pytest.fixture(scope="session", params=["builtin", *([SGLANG] if "HEADWAY_SGLANG_PYTHON" in os.environ else [])])
+def lora_server(request: pytest.FixtureRequest, models: Path) -> Iterator[tuple[str, str]]:
+    """(kind, url) of an engine that serves model `a`, and takes adapters."""
+    from engine_servers import serve_builtin, serve_sglang
+
+    if request.param == "builtin":
+        with serve_builtin(models) as url:
+            yield request.param, url
+    else:
+        modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        flags = ["--enable-lora", "--max-lora-rank", "4", "--lora-backend", "torch_native"]
+        with serve_sglang(models, *flags, "--lora-target-modules", *modules) as url:
+            yield request.param, url
+
+
 @pytest.fixture
 async def engine(server: tuple[str, str], models: Path) -> AsyncIterator[Engine]:
     """The engine, idle and with the weights of model `a`, whatever the test before has done."""

@@ -58,7 +58,7 @@ async def _value(future: "asyncio.Future[str]") -> str:
 
 
 @contextlib.contextmanager
-def serve_sglang(models: Path) -> Iterator[str]:
+def serve_sglang(models: Path, *more: str) -> Iterator[str]:
     """Real SGLang on CPU as a child process."""
     python = os.environ["HEADWAY_SGLANG_PYTHON"]
     with socket.socket() as listener:
@@ -77,7 +77,7 @@ def serve_sglang(models: Path) -> Iterator[str]:
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     log = (models / "sglang.log").open("wb")
     # with its overlapped schedule, penalties reach the logits one token late
-    command = [python, str(LAUNCHER), *words, "--enable-metrics", "--disable-overlap-schedule"]
+    command = [python, str(LAUNCHER), *words, "--enable-metrics", "--disable-overlap-schedule", *more]
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait_until_ready(f"http://127.0.0.1:{port}", process, models / "sglang.log")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fleet_harness import V1, Rig, check_evidence, eventually, rig_of, soon
 
+from headway.core.version import PolicyVersion
 from headway.errors import InvalidInput
 from headway.testing.scripted_engine import ScriptedEngine
 from headway.testing.scripted_model import Pause
@@ -89,3 +90,18 @@ async def test_requests_that_a_pause_ended_are_sent_again_and_not_refused(one: R
     for response in await soon(asyncio.gather(*running)):
         check_evidence(response)
         assert (response.output_versions, response.num_pieces) == ([0] * 3 + [1] * 7, 2)
+
+
+async def test_updates_in_a_row_do_not_use_up_a_requests_tries(tmp_path: Path) -> None:
+    """A request that got no token before each of them has not failed."""
+    async with rig_of(tmp_path, "vllm", request_retries=1) as rig:
+        running = rig.start()
+        for step in range(1, 5):
+            await soon(rig.engines["0"].model.wait_for_requests(1))
+            version = PolicyVersion(1, step)
+            rig.publish(version)
+            await soon(rig.fleet.move_to(version))
+        await soon(rig.engines["0"].model.wait_for_requests(1))
+        rig.engines["0"].model.finish_all()
+        response = await soon(running)
+    assert set(response.output_versions) == {4}
