@@ -56,7 +56,7 @@ def summary_text(summary: Json, folder: Path) -> str:
     lines.append(
         f"discards: {discards or 'none'}; tasks conserved: {'yes' if summary['tasks']['is_conserved'] else 'NO'}"
     )
-    lines.append(f"report: {folder / 'report.html'}")
+    lines.append(f"report: {folder / 'report.html'}   dashboard and trajectories: headway view {folder}")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+import orjson
 from rich.console import Console
 
 import headway
@@ -33,6 +34,7 @@ from headway.runtime.grpc_client import connect
 from headway.runtime.names import NameClient
 from headway.v1 import trainer_pb2 as pb
 from headway.v1.trainer_pb2_grpc import TrainerStub
+from headway.view.finished import ANSWERS, KEPT, REPORT
 
 READY_TIMEOUT_S = 120.0
 REFRESH_S = 0.5
@@ -90,7 +92,7 @@ class Session:
         controller, trainer, *others = [await self._running.start(one) for one in _services(launch, name_resolve)]
         await self._running.guarded(self._all_ready(trainer, [controller, trainer, *others]))
         url = f"http://{self._config.services.host}:{controller.ports['http']}"
-        self._console.print(f"  status: {url}/v1/status   documentation: {url}/docs")
+        self._console.print(f"  dashboard: {url}/   status: {url}/v1/status   documentation: {url}/docs")
         return await self._running.guarded(self._follow(url, trainer))
 
     async def _start_foundation(self) -> tuple[Launch, str]:
@@ -159,7 +161,17 @@ class Session:
                         phase, total_steps = await ask()
                         seconds_left = pace.seconds_left(status["num_steps"], total_steps, time.monotonic())
                         line.show(progress_line(status, total_steps, seconds_left, phase))
-        return await fetch(f"{url}/v1/report")
+        report = await fetch(f"{url}/v1/report")
+        await self._keep_answers(url, report)
+        return report
+
+    async def _keep_answers(self, url: str, report: dict[str, Any]) -> None:
+        """What `headway view` shows of the controller when it is gone."""
+        answers = {REPORT: report}
+        for path in KEPT:
+            with contextlib.suppress(Unavailable):
+                answers[path] = await fetch(f"{url}{path}")
+        (self._config.paths.run / ANSWERS).write_bytes(orjson.dumps(answers))
 
     @asynccontextmanager
     async def _asking(self, trainer: Child) -> AsyncIterator[Callable[[], Awaitable[tuple[str, int]]]]:
