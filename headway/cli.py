@@ -76,6 +76,18 @@ def view(
         asyncio.run(serve(folder, port, tell))
 
 
+@app.command()
+def top(
+    url: Annotated[str, typer.Argument(help="The controller's address.")] = DEFAULT_URL,
+    once: Annotated[bool, typer.Option(help="Print one frame, and end.")] = False,
+) -> None:
+    """Watch a run in this terminal."""
+    from headway.launcher.top import top as show
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(show(url.rstrip("/"), Console(highlight=False), once))
+
+
 def main() -> None:
     """Run the command; a mistake ends in one clear line."""
     try:

@@ -22,9 +22,10 @@ WIDTH, COLUMNS = 24, 3
 EACH = "on (instance) group_left"
 INTRODUCTION = """# Metrics
 
-Every service shows its metrics for Prometheus at `/metrics` of its HTTP port: 8470 in containers, else what `headway up`
-prints. An inference service has two doors: its agent's, at `--metrics-port` (8470 in containers), and its engine's, at the
-engine's port (8000), with the engine's own names. How alerts are answered: [operations](operations.md#alerts).
+Every service shows its metrics for Prometheus at `/metrics` of its HTTP port: 8470 in containers, else what
+`headway up` prints. An inference service has two doors: its agent's, at `--metrics-port` (8470 in containers), and its
+engine's, at the engine's port (8000), with the engine's own names. How alerts are answered stands in
+[operations](operations.md#alerts).
 
 Made by `tools/observability.py` from [metrics_table.py](../headway/runtime/metrics_table.py)."""
 

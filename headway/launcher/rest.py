@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import time
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -14,13 +16,18 @@ RETRY_S = 0.1
 
 
 async def fetch(url: str) -> dict[str, Any]:
-    """A JSON object.
+    """A JSON object, asked for with the token of HEADWAY_API_TOKEN where there is one.
 
     Raises:
-        Unavailable: Nothing answers there, or not with JSON.
+        Unavailable: Nothing answers there, or not with JSON, or the token is not the right one.
     """
+    token = os.environ.get("HEADWAY_API_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limit = aiohttp.ClientTimeout(CALL_TIMEOUT_S)
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CALL_TIMEOUT_S)) as http, http.get(url) as reply:
+        async with aiohttp.ClientSession(timeout=limit, headers=headers) as http, http.get(url) as reply:
+            if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                raise Unavailable(f"{url} asks for a token: set HEADWAY_API_TOKEN to the one of the controller")
             reply.raise_for_status()
             found: dict[str, Any] = await reply.json(content_type=None)
             return found
