@@ -103,3 +103,33 @@ def test_static_files_are_copied_where_links_are_not_possible(
     monkeypatch.setattr(files.os, "link", refuse)
     written = store.write(PolicyVersion(1, 0), None, TENSORS)
     assert (written.path / "config.json").read_bytes() == STATIC["config.json"]
+
+
+def test_a_base_stays_for_as_long_as_an_adapter_needs_it(store: WeightStore) -> None:
+    config = {"r": 4}
+    first = store.write_base(TENSORS)
+    store.write_adapter(PolicyVersion(1, 0), None, TENSORS[:1], config)
+    second = store.write_base(TENSORS[:3])
+    assert first != second
+    for step in (1, 2):
+        written = store.write_adapter(PolicyVersion(1, step), None, TENSORS[:1], config)
+        assert read_manifest(written.path)[0]["base"] == second.name
+    store.remove_except([], keep_newest=3)
+    assert (first.exists(), second.exists()) == (True, True)
+    store.remove_except([], keep_newest=2)
+    assert (first.exists(), second.exists()) == (False, True)
+
+
+def test_a_base_with_the_same_bytes_is_kept_as_it_is(store: WeightStore) -> None:
+    path = store.write_base(TENSORS)
+    before = path.stat().st_ino
+    assert store.write_base(TENSORS) == path
+    assert path.stat().st_ino == before
+    assert not list(store.root.glob(".base-*"))
+
+
+def test_an_adapter_is_written_as_peft_reads_it(store: WeightStore) -> None:
+    store.write_base(TENSORS)
+    written = store.write_adapter(PolicyVersion(1, 1), PolicyVersion(1, 0), TENSORS, {"r": 4})
+    assert set(load_file(written.path / "adapter_model.safetensors")) == {name for name, _ in TENSORS}
+    assert json.loads((written.path / "adapter_config.json").read_text()) == {"r": 4}
