@@ -1,5 +1,7 @@
 """Errors raised on purpose travel as their status with their message; bugs as INTERNAL; both servers end cleanly."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from starlette.routing import Route
 from headway.errors import InvalidInput, Overloaded
 from headway.runtime.grpc_client import connect, translating
 from headway.runtime.grpc_server import serve_grpc
-from headway.runtime.http_server import serve_http
+from headway.runtime.http_server import _bind, serve_http
 from headway.v1 import reward_pb2 as pb
 from headway.v1 import reward_pb2_grpc as rpc
 
@@ -78,3 +80,16 @@ async def test_http_serves_inside_the_loop() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.get(f"http://127.0.0.1:{port}/")
+
+
+async def test_answers_do_not_wait_for_the_caller_to_acknowledge_their_head() -> None:
+    with _bind("127.0.0.1", 0) as listener:
+        server = await asyncio.start_server(lambda reader, writer: accepted.set_result(writer), sock=listener)
+        accepted: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+        async with server:
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            writer = await accepted
+            assert writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for stream in (client, writer):
+                stream.close()
+                await stream.wait_closed()
