@@ -235,6 +235,10 @@ class TrainEngine:
         """
         return self._published(lora.merged_parameters(self._policy.lm))
 
+    def full_base_state_dict(self) -> dict[str, Tensor]:
+        """The weights that the adapter changes, without it; otherwise as `full_state_dict`. Collective."""
+        return self._published(lora.base_parameters(self._policy.lm))
+
     def full_lora_state_dict(self) -> dict[str, Tensor]:
         """The adapter alone, under the names of peft's files; otherwise as `full_state_dict`. Collective."""
         return self._published(lora.adapter_parameters(self._policy.lm))

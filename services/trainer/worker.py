@@ -102,21 +102,27 @@ class TorchWorker:
         return StepResult(result.applied, dict(result.stats))
 
     def write(self, version: PolicyVersion, parent: PolicyVersion | None) -> WrittenVersion | None:
-        """Write the weights as a version; rank 0 returns what it wrote."""
-        tensors = self.engine.full_state_dict()
-        if self.engine.rank != 0:
+        """Write the weights, or the adapter alone where one is trained, as a version; rank 0 returns what it wrote."""
+        engine, is_adapter = self.engine, self._config.actor.use_lora
+        tensors = engine.full_lora_state_dict() if is_adapter else engine.full_state_dict()
+        if engine.rank != 0:
             return None
         if self._store is None:
             raise RuntimeError("the weights folder is not open")
+        if is_adapter:
+            return self._store.write_adapter(version, parent, tensors.items(), engine.lora_config())
         if self.sender is not None:
             self.sender.hold(version, tensors)
         return self._store.write(version, parent, tensors.items())
 
     def open_weights(self, term: int) -> None:
-        """Take over the weights folder; only rank 0 writes there."""
+        """Take over the weights folder; only rank 0 writes there. An adapter's base is written here, once."""
+        base = self.engine.full_base_state_dict() if self._config.actor.use_lora else {}
         if self.engine.rank == 0:
             self._store = WeightStore(self._config.paths.weights, static_files(self._config, self.engine))
             self._store.remove_leftovers(term)
+            if base:
+                self._store.write_base(base.items())
 
     def remove_weights(self, needed: Sequence[PolicyVersion], keep_newest: int) -> None:
         """Remove versions that no server needs."""
@@ -124,8 +130,11 @@ class TorchWorker:
             self._store.remove_except(needed, keep_newest)
 
     def export(self, version: PolicyVersion, root: Path, keep_last: int | None) -> Path | None:
-        """Keep a written version as an export of the model."""
-        return self._store.export(version, root, keep_last) if self._store is not None else None
+        """Keep a written version as an export of the model; an adapter is merged into it."""
+        merged = self.engine.full_state_dict() if self._config.actor.use_lora else None
+        if self._store is None:
+            return None
+        return self._store.export(version, root, keep_last, merged.items() if merged else None)
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of a checkpoint."""
