@@ -30,6 +30,7 @@ import numpy as np
 import orjson
 import uvloop
 
+from benchmarks.instant_fleet import InstantFleet
 from headway.core.trajectory import NO_VERSION, Outcome, Trajectory
 from headway.core.version import PolicyVersion
 from headway.runtime.grpc_client import connect
@@ -53,26 +54,6 @@ AHEAD = 4
 SIZES = ((16, 16, 12), (8, 128, 512), (8, 128, 2048))
 """Samples of a group, tokens of a prompt, tokens of a completion."""
 ROW = orjson.dumps({"prompt": "sort 12345678=", "answer": "12345678"})
-
-
-class InstantFleet:
-    """Servers that have every version at once."""
-
-    def __init__(self) -> None:
-        self.served_step: int | None = None
-        self._changed = asyncio.Event()
-
-    def publish(self, step: int) -> None:
-        self.served_step = step
-        self._changed.set()
-
-    async def wait_for_step(self, step: int) -> None:
-        while self.served_step is None or self.served_step < step:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def get_version(self) -> int:
-        return self.served_step or 0
 
 
 class Prepared(GroupRunner):
@@ -222,9 +203,8 @@ async def measured(
 
 
 async def main(num_rounds: int, num_steps: int) -> None:
-    print(
-        f"{'samples':>7} {'tokens':>6} {'peer':>8} {'groups/s':>9} {'MB/s':>7} {'CPU ms/group':>13} {'of bare':>8} {'of disk':>8}"
-    )
+    columns = f"{'samples':>7} {'tokens':>6} {'peer':>8} {'groups/s':>9} {'MB/s':>7} {'CPU ms/group':>13}"
+    print(f"{columns} {'of bare':>8} {'of disk':>8}")
     for size in SIZES:
         rounds = [await one_round(size, num_steps) for _ in range(num_rounds)]
         for name in ("headway", "bare", "disk"):
