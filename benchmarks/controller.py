@@ -3,7 +3,7 @@
     python -m benchmarks.controller [tasks] [batches] [memory] [--rounds 3] [--areal PYTHON]
 
 tasks    No-op rollouts a second through `BatchTaskDispatcher`, under the staleness budget, taken batch by batch.
-batches  Rollouts of 0.1 to 0.5 s (uniform): rollouts a second of the whole controller, journal fsynced, as a fraction of
+batches  Rollouts of 0.1 to 0.5 s (uniform): rollouts a second of the whole controller, journal fsynced, as a share of
          the limit min(concurrency / mean length, batch / train time). `bound`: training takes half the time of
          generation; `balanced`: as long.
 memory   Resident memory after 1,000 and after 100,000 rollouts.
