@@ -26,6 +26,7 @@ from headway.runtime.service import Placement, Running
 from headway.runtime.supervisor import Supervisor
 from services.inference.adapter import RunningEngine
 from services.inference.child import ask
+from services.inference.keys import admin_key, api_key
 from services.inference.metrics import AgentStatus
 from services.inference.sglang import start_sglang
 from services.inference.vllm import start_vllm
@@ -124,7 +125,7 @@ class Loader:
             self.label = label
         if published.base is not None:
             body = {"lora_name": self._adapter(record), "lora_path": str(published.path)}
-            await ask("POST", f"{self.url}/load_lora_adapter", body)
+            await ask("POST", f"{self.url}/load_lora_adapter", body, key=admin_key(self.config))
 
     async def verify(self, record: VersionRecord) -> None:
         """Raises: Unavailable, when the engine does not report what it was given."""
@@ -132,7 +133,8 @@ class Loader:
         if served != self.label:
             raise Unavailable(f"the {self.engine.kind} engine reports version {served} after loading {self.label}")
         if self.label != record.version.label:
-            names = [card["id"] for card in (await ask("GET", f"{self.url}/v1/models"))["data"]]
+            models = await ask("GET", f"{self.url}/v1/models", key=api_key(self.config))
+            names = [card["id"] for card in models["data"]]
             if self._adapter(record) not in names:
                 raise Unavailable(f"the {self.engine.kind} engine reports {names}, not {self._adapter(record)}")
 

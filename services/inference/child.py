@@ -113,8 +113,8 @@ def free_port(host: str) -> int:
         return port
 
 
-async def ask(method: str, url: str, body: Any = None, timeout_s: float = 600.0) -> Any:
-    """One HTTP call to an engine; the decoded JSON of its answer.
+async def ask(method: str, url: str, body: Any = None, timeout_s: float = 600.0, key: str = "") -> Any:
+    """One HTTP call to an engine that asks for this key, or for none; the decoded JSON of its answer.
 
     Raises:
         Unavailable: It does not answer, or answers with an error; with its words.
@@ -122,7 +122,7 @@ async def ask(method: str, url: str, body: Any = None, timeout_s: float = 600.0)
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.request(method, url, json=body) as response,
+            session.request(method, url, json=body, headers=_authorization(key)) as response,
         ):
             text = await response.text()
             if response.status != 200:
@@ -130,6 +130,10 @@ async def ask(method: str, url: str, body: Any = None, timeout_s: float = 600.0)
             return await response.json(content_type=None) if text else None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Unavailable(f"{method} {url}: {type(error).__name__} {error}") from error
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def _poll(is_ready: Callable[[], Any]) -> None:

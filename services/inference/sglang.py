@@ -8,6 +8,7 @@ from pathlib import Path
 from headway.config import ExperimentConfig
 from headway.runtime.service import Placement
 from services.inference.child import Child, ask, child_process, free_port
+from services.inference.keys import admin_key, api_key
 
 COMMAND = (sys.executable, "-m", "sglang.launch_server")
 ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
@@ -19,7 +20,8 @@ class SGLangEngine:
 
     kind = "sglang"
 
-    def __init__(self, child: Child, host: str, port: int) -> None:
+    def __init__(self, child: Child, host: str, port: int, config: ExperimentConfig) -> None:
+        self._key, self._admin_key = api_key(config), admin_key(config)
         self._child = child
         self._url = f"http://{host}:{port}"
         self.pid = child.pid
@@ -28,14 +30,14 @@ class SGLangEngine:
     async def load(self, folder: Path, label: str) -> None:
         """Update the weights while no request runs."""
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
-        await ask("POST", f"{self._url}/update_weights_from_disk", body)
+        await ask("POST", f"{self._url}/update_weights_from_disk", body, key=self._admin_key)
 
     async def served_version(self) -> str:
-        info = await ask("GET", f"{self._url}/model_info")
+        info = await ask("GET", f"{self._url}/model_info", key=self._key)
         return str(info["weight_version"])
 
     async def is_ready(self) -> bool:
-        await ask("GET", f"{self._url}/ready", timeout_s=5)
+        await ask("GET", f"{self._url}/ready", timeout_s=5, key=self._key)
         return True
 
     async def wait(self) -> None:
@@ -79,6 +81,6 @@ async def start_sglang(
     command = command_of(config, placement, folder, label, port)
     log = placement.run_dir / f"inference-{placement.instance}-sglang.log"
     async with child_process("SGLang", command, ENVIRONMENT, log) as child:
-        engine = SGLangEngine(child, placement.host, port)
+        engine = SGLangEngine(child, placement.host, port, config)
         await child.ready(engine.is_ready, config.inference.start_timeout_s)
         yield engine

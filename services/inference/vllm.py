@@ -8,6 +8,7 @@ from pathlib import Path
 from headway.config import ExperimentConfig
 from headway.runtime.service import Placement
 from services.inference.child import Child, ask, child_process, free_port
+from services.inference.keys import api_key
 
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
@@ -22,7 +23,8 @@ class VLLMEngine:
 
     kind = "vllm"
 
-    def __init__(self, child: Child, host: str, port: int) -> None:
+    def __init__(self, child: Child, host: str, port: int, config: ExperimentConfig) -> None:
+        self._key = api_key(config)
         self._child = child
         self._url = f"http://{host}:{port}"
         self.pid = child.pid
@@ -30,22 +32,23 @@ class VLLMEngine:
 
     async def load(self, folder: Path, label: str) -> None:
         """Reload the weights in the workers while nothing is generated, then name them."""
-        await ask("POST", f"{self._url}/pause?mode=wait&clear_cache=true")
+        await ask("POST", f"{self._url}/pause?mode=wait&clear_cache=true", key=self._key)
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await ask("POST", f"{self._url}/collective_rpc", reload)
+        await ask("POST", f"{self._url}/collective_rpc", reload, key=self._key)
         await self.name_weights(label)
-        await ask("POST", f"{self._url}/resume")
+        await ask("POST", f"{self._url}/resume", key=self._key)
 
     async def name_weights(self, label: str) -> None:
         """Have the server report `label`."""
-        await ask("POST", f"{self._url}/update_weight_version", {"new_version": label})
+        body = {"new_version": label}
+        await ask("POST", f"{self._url}/update_weight_version", body, key=self._key)
 
     async def served_version(self) -> str:
-        info = await ask("GET", f"{self._url}/weight_info")
+        info = await ask("GET", f"{self._url}/weight_info", key=self._key)
         return str(info["weight_version"])
 
     async def is_ready(self) -> bool:
-        await ask("GET", f"{self._url}/health", timeout_s=5)
+        await ask("GET", f"{self._url}/health", timeout_s=5, key=self._key)
         return True
 
     async def wait(self) -> None:
@@ -81,7 +84,7 @@ async def start_vllm(
     log = placement.run_dir / f"inference-{placement.instance}-vllm.log"
     command = command_of(config, placement, folder, port)
     async with child_process("vLLM", command, ENVIRONMENT, log) as child:
-        engine = VLLMEngine(child, placement.host, port)
+        engine = VLLMEngine(child, placement.host, port, config)
         await child.ready(engine.is_ready, config.inference.start_timeout_s)
         await engine.name_weights(label)
         yield engine

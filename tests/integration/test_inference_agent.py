@@ -19,7 +19,8 @@ from headway.runtime.names import NameClient, Removed
 from headway.runtime.probe import probe
 from headway.runtime.service import Placement
 from services.inference import app
-from services.inference.child import free_port
+from services.inference.child import ask, free_port
+from services.inference.sglang import start_sglang
 from services.inference.tiny_model import save_tiny_model
 from services.name_resolve import app as name_resolve
 
@@ -27,15 +28,17 @@ FAKE_ENGINE = """
 import json, sys, http.server
 port = int(sys.argv[sys.argv.index("--port") + 1])
 label = [sys.argv[sys.argv.index("--weight-version") + 1]]
+def key_of(flag): return "Bearer " + sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else None
 class Handler(http.server.BaseHTTPRequestHandler):
-    def answer(self, body):
-        self.send_response(200); self.end_headers(); self.wfile.write(json.dumps(body).encode())
+    def answer(self, body, flag="--api-key"):
+        is_allowed = self.headers["Authorization"] == key_of(flag)
+        self.send_response(200 if is_allowed else 401); self.end_headers(); self.wfile.write(json.dumps(body).encode())
     def do_GET(self):
         if self.path == "/die": sys.stderr.write("the last words\\n"); sys.stderr.flush(); import os; os._exit(3)
         self.answer({"weight_version": label[0]})
     def do_POST(self):
         label[0] = json.loads(self.rfile.read(int(self.headers["content-length"])))["weight_version"]
-        self.answer({"success": True})
+        self.answer({"success": True}, "--admin-api-key")
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -131,10 +134,11 @@ async def test_weights_that_are_not_those_published_are_refused(tmp_path: Path) 
                 pass
 
 
-def outside(tmp_path: Path) -> ExperimentConfig:
+def outside(tmp_path: Path, flags: dict[str, str] | None = None) -> ExperimentConfig:
     script = tmp_path / "engine.py"
     script.write_text(FAKE_ENGINE)
-    return experiment(tmp_path, engine="sglang", command=[sys.executable, str(script)], start_timeout_s=20)
+    made = experiment(tmp_path, engine="sglang", command=[sys.executable, str(script)], start_timeout_s=20)
+    return made if flags is None else made.model_copy(update={"sglang": made.sglang.model_validate(flags)})
 
 
 async def test_an_outside_engine_is_a_child_that_ends_with_the_agent(tmp_path: Path) -> None:
@@ -148,6 +152,15 @@ async def test_an_outside_engine_is_a_child_that_ends_with_the_agent(tmp_path: P
             assert os.getpgid(pid) == pid
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+async def test_an_engine_that_asks_for_keys_is_shown_them(tmp_path: Path) -> None:
+    config = outside(tmp_path, {"api_key": "a key", "admin_api_key": "another"})
+    async with start_sglang(config, Placement(run_dir=tmp_path), tmp_path, "v1.0") as engine:
+        await engine.load(tmp_path, "v1.1")
+        assert await engine.served_version() == "v1.1"
+        with pytest.raises(Unavailable, match="401"):
+            await ask("GET", f"http://127.0.0.1:{engine.port}/model_info")
 
 
 async def test_when_an_outside_engine_dies_the_agent_ends_with_its_last_words(tmp_path: Path) -> None:
