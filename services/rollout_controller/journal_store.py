@@ -146,7 +146,7 @@ class JournalStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it was: nothing of it is written, and it is raised again
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")

@@ -85,7 +85,7 @@ class RecordedWorkflow(RolloutWorkflow):
                 result = await self._workflow.arun_episode(engine, data)
             session.status = "finished"
             return result
-        except Exception as error:
+        except Exception as error:  # noted, and raised again
             session.status, session.error = "failed", f"{type(error).__name__}: {error}"
             raise
         finally:
