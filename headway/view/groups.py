@@ -79,11 +79,12 @@ class Order:
     def _place(self, cursor: str) -> list[Any]:
         try:
             sort, place, number = orjson.loads(base64.urlsafe_b64decode(cursor))
-        except (binascii.Error, ValueError) as error:
+            found = [float(place), float(number)]
+        except (binascii.Error, ValueError, TypeError) as error:
             raise InvalidInput(f"cursor {cursor!r} is not one that a page gave") from error
-        if sort != self.sort or not isinstance(place, int | float) or not isinstance(number, int):
-            raise InvalidInput(f"cursor {cursor!r} does not belong to pages sorted by {self.sort}")
-        return [place, number]
+        if sort != self.sort:
+            raise InvalidInput(f"cursor {cursor!r} belongs to pages sorted by {sort}, not by {self.sort}")
+        return found
 
 
 def find(

@@ -1,11 +1,10 @@
 """The text that each token of a sample adds, from a tokenizer on this machine. Nothing is fetched from anywhere."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-from huggingface_hub import try_to_load_from_cache
 
 FILE = "tokenizer.json"
 
@@ -40,8 +39,16 @@ def find_tokenizer(name: str, weights: Path) -> Path | None:
 
 
 def _candidates(name: str, weights: Path) -> Iterator[Path]:
-    if name and (folder := Path(name).expanduser()).is_dir():
-        yield folder / FILE
-    elif name and isinstance(cached := try_to_load_from_cache(name, FILE), str):
-        yield Path(cached)
+    if name:
+        yield Path(name).expanduser() / FILE
+        yield from _cached(name)
     yield from sorted(weights.glob(f"v*/{FILE}"), reverse=True)
+
+
+def _cached(name: str) -> Iterator[Path]:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):  # the name of a folder that is gone
+        if isinstance(cached := try_to_load_from_cache(name, FILE), str):
+            yield Path(cached)

@@ -1,6 +1,7 @@
 """`/v1/groups` and `/v1/trajectories`. Handlers are plain functions: they read files, in threads beside the loop."""
 
-from typing import Annotated
+from http import HTTPStatus
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
@@ -14,11 +15,16 @@ Number = Annotated[float | None, Query(allow_inf_nan=False)]
 Step = Annotated[int | None, Query(ge=0, lt=1 << 62)]
 
 
+def says(status: int) -> dict[int | str, dict[str, Any]]:
+    """That a route may answer with an error."""
+    return {status: {"description": HTTPStatus(status).phrase}}
+
+
 def trajectories_router(store: Store) -> APIRouter:
     """The routes over one run's trajectories."""
     router = APIRouter(prefix="/v1", tags=["trajectories"])
 
-    @router.get("/groups", summary="Groups of samples: filtered, sorted, by pages")
+    @router.get("/groups", summary="Groups of samples: filtered, sorted, by pages", responses=says(400))
     def get_groups(
         kind: Annotated[Kind | None, Query(description="For training, or for evaluations.")] = None,
         outcome: Annotated[str | None, Query(description="`accepted` or `rejected`.")] = None,
@@ -53,11 +59,11 @@ def trajectories_router(store: Store) -> APIRouter:
         )
         return store.groups(filters, Order(sort, order == "asc"), limit, cursor)
 
-    @router.get("/groups/{task_id:path}", summary="Every group of a task, with its samples")
+    @router.get("/groups/{task_id:path}", summary="Every group of a task, with its samples", responses=says(404))
     def get_task(task_id: str) -> TaskGroups:
         return store.task(task_id)
 
-    @router.get("/trajectories/{task_id:path}/{sample}", summary="One sample with its tokens")
+    @router.get("/trajectories/{task_id:path}/{sample}", summary="One sample with its tokens", responses=says(404))
     def get_trajectory(
         task_id: str,
         sample: Annotated[int, Path(ge=0, lt=1 << 62)],

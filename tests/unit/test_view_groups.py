@@ -114,7 +114,7 @@ def test_groups_that_come_between_two_pages_repeat_and_hide_none(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "cursor", ["x", "bm90IGpzb24=", "WzEsMl0=", "WyJyZXdhcmQiLCJhIiwxXQ==", "WyJzdGVwIiwxLDFd", "é"]
+    "cursor", ["x", "bm90IGpzb24=", "WzEsMl0=", "WyJyZXdhcmQiLCJhIiwxXQ==", "WyJzdGVwIiwxLDFd", "MQ==", "é"]
 )
 def test_a_cursor_that_no_page_gave_is_refused(tmp_path: Path, cursor: str) -> None:
     index = index_of(tmp_path, [])
