@@ -78,7 +78,8 @@ class RolloutConfig(Section):
     where the spans go is said by OpenTelemetry's environment variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on)."""
     dump_to_file: bool = False
     """Write every sample as a line of JSON to `rollout/{step}/samples.jsonl`, those of evaluations below
-    `eval-rollout/`; the step is that of the newest version that made a token of the group."""
+    `eval-rollout/`; the step is that of the newest version that made a token of the group. The trainer adds what it
+    made of each token, `rollout/{step}/trained.jsonl`. The viewer of the dashboard shows both."""
     check_trajectory_format: bool = False
     """Check the shape, length and type of everything that a workflow returns; the rollout ends as workflow_error, and
     the first fault is named."""

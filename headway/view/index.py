@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headway.view.folder import INDEX, SAMPLES, TRAINED
+from headway.view.folder import SAMPLES, TRAINED
 from headway.view.lines import Head, heads
 from headway.view.schema import SCHEMA
 
@@ -54,15 +54,17 @@ class Index:
         """Take in whatever the files hold by now."""
         with self.open() as connection:
             stamps = dict(connection.execute("SELECT name, stamp FROM files").fetchall())
-        for kind, root in self._roots.items():
-            changed = {file.step for file in _files(kind, root) if stamps.get(file.name) != file.stamp()}
-            self._catch_up(kind, root, sorted(changed))
+            for kind, root in self._roots.items():
+                changed = {file.step for file in _files(kind, root) if stamps.get(file.name) != file.stamp()}
+                _catch_up(connection, kind, root, sorted(changed))
 
     def catch_up_with(self, written: Iterable[Path]) -> None:
         """Take in files of samples that have just grown, and what the trainer has written since."""
-        for kind, root in self._roots.items():
-            steps = {int(path.parent.name) for path in written if path.parent.parent == root}
-            self._catch_up(kind, root, sorted(steps | (self._expected_steps(root) if kind == "train" else set())))
+        with self.open() as connection:
+            for kind, root in self._roots.items():
+                steps = {int(path.parent.name) for path in written if path.parent.parent == root}
+                expected = _expected_steps(connection, root) if kind == "train" else set()
+                _catch_up(connection, kind, root, sorted(steps | expected))
 
     def unread_bytes(self) -> int:
         """How much `catch_up` has still to read."""
@@ -70,24 +72,6 @@ class Index:
             known = dict(connection.execute("SELECT name, known_bytes FROM files").fetchall())
         files = [file for kind, root in self._roots.items() for file in _files(kind, root)]
         return sum(max(0, file.path.stat().st_size - known.get(file.name, 0)) for file in files)
-
-    def _expected_steps(self, root: Path) -> set[int]:
-        """Steps that the trainer may have written since, next to the last one that is known."""
-        with self.open() as connection:
-            last = connection.execute("SELECT ifnull(max(step), -1) FROM trained").fetchone()[0]
-        steps = {last}
-        while (root / str(last + 1) / TRAINED).exists():
-            last += 1
-            steps.add(last)
-        return steps - {-1}
-
-    def _catch_up(self, kind: str, root: Path, steps: Sequence[int]) -> None:
-        with self.open() as connection:
-            for step in steps:
-                while _take_samples(connection, File(kind, root, step, SAMPLES)):
-                    pass
-            for step in steps if kind == "train" else ():
-                _take_trained(connection, File(kind, root, step, TRAINED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +97,29 @@ class File:
         return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
-def index_of(rollouts: Path) -> Path:
-    """Where the index of a run is."""
-    return rollouts / INDEX
-
-
 def steps_in(root: Path) -> list[int]:
     """The steps that there are folders of, ascending."""
     if not root.is_dir():
         return []
     return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal())
+
+
+def _expected_steps(connection: sqlite3.Connection, root: Path) -> set[int]:
+    """Steps that the trainer may have written since, next to the last one that is known."""
+    last = connection.execute("SELECT ifnull(max(step), -1) FROM trained").fetchone()[0]
+    steps = {last}
+    while (root / str(last + 1) / TRAINED).exists():
+        last += 1
+        steps.add(last)
+    return steps - {-1}
+
+
+def _catch_up(connection: sqlite3.Connection, kind: str, root: Path, steps: Sequence[int]) -> None:
+    for step in steps:
+        while _take_samples(connection, File(kind, root, step, SAMPLES)):
+            pass
+    for step in steps if kind == "train" else ():
+        _take_trained(connection, File(kind, root, step, TRAINED))
 
 
 def _files(kind: str, root: Path) -> Iterator[File]:
