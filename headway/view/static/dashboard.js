@@ -52,7 +52,7 @@ export class Dashboard {
     this.#now(status);
     this.#curves();
     this.staleness.set(status.tokens.gradient, status.tokens.masked, status.staleness.eta);
-    if (timeline) this.lanes.set(timeline);
+    if (timeline) this.lanes.set(timeline, status.has_ended);
     this.#hide(this.lanes.element, !timeline?.lanes.length);
     this.#hide(this.limits, status.has_ended);
     this.#hide(this.fleet, status.has_ended && !status.servers.length);

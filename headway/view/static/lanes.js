@@ -25,8 +25,9 @@ export class Lanes {
     this.element = h("div", {}, legend, this.lanes, this.readout);
   }
 
-  /** timeline: {now, lanes: [{name, kind, spans: [{state, detail, begin, end}]}]} */
-  set(timeline) {
+  /** timeline: {now, lanes: [{name, kind, spans: [{state, detail, begin, end}]}]}; of a run that is over, all is shown at first. */
+  set(timeline, isOver) {
+    if (!this.timeline && isOver) this.window.value = Infinity;
     this.timeline = timeline;
     this.#draw();
   }

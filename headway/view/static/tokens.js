@@ -82,7 +82,7 @@ export class Tokens {
     this.more.remove();
     for (let i = this.shown; i < end; i += 1) {
       const span = h("span", { "data-i": i, id: `t${sample.sample}-${i}` }, visible(textOf(sample, i)));
-      if (!textOf(sample, i).trim()) span.classList.add("unseen");
+      if (textOf(sample, i) === "") span.classList.add("unseen");
       if (sample.versions[i] < 0) span.classList.add("given");
       this.element.append(span);
       if (this.scale) this.#paint(span);
