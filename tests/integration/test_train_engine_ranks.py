@@ -62,9 +62,9 @@ def build(folder: Path, scenario: dict[str, Any], *, is_alone: bool) -> TrainEng
 def one_step(engine: TrainEngine, num_groups: int = 5) -> dict[str, Any]:
     batch = prepared(engine, make_batch(num_groups=num_groups))
     logp = engine.compute_logp(batch)
-    result = engine.ppo_update(batch)
+    result = engine.ppo_update(batch, keeps_logp=True)
     return {
-        "logp": logp, "stats": result.stats, "applied": result.applied, "weights": engine.full_state_dict(),
+        "logp": logp, "kept_logp": result.logp, "prox_logp": result.prox_logp, "stats": result.stats, "applied": result.applied, "weights": engine.full_state_dict(),
     }  # fmt: skip
 
 
@@ -126,6 +126,8 @@ def two_ranks(folder: Path) -> Results:
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     if expected.get("logp") is not None:
         torch.testing.assert_close(found["logp"], expected["logp"], rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(found["kept_logp"], expected["kept_logp"], rtol=1e-4, atol=5e-4)
+        torch.testing.assert_close(found["prox_logp"], expected["prox_logp"], rtol=1e-4, atol=5e-4)
     assert found["stats"] == pytest.approx(expected["stats"], rel=2e-3, abs=1e-4)
     assert found["weights"].keys() == expected["weights"].keys()
     for name, value in expected["weights"].items():
