@@ -43,7 +43,7 @@ from services.rollout_controller.journal import Journal
 from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, TaskInput
 
-ETA = 2
+ETA = 3
 SHORTEST_S, LONGEST_S = 0.1, 0.5
 MEAN_S = (SHORTEST_S + LONGEST_S) / 2
 NO_OP_SIZES = ((256, 64), (1024, 256))
@@ -51,6 +51,8 @@ NO_OP_SIZES = ((256, 64), (1024, 256))
 SLOTS = BATCH = 64
 TRAIN_S = {"bound": MEAN_S * BATCH / SLOTS / 2, "balanced": MEAN_S * BATCH / SLOTS}
 MEASURE_S = 12.0
+CHECKPOINT_EVERY = 10
+"""Steps."""
 
 AREAL = """
 import asyncio, logging, random, sys, time
@@ -171,7 +173,7 @@ class Sleeping(RolloutWorkflow):
 
 
 class Run:
-    """A controller, and a trainer that calls it without a wire."""
+    """A controller, and a trainer that does what the real one does, without a wire."""
 
     def __init__(self, controller: RolloutController, fleet: InstantFleet, batch: int) -> None:
         self.controller = controller
@@ -179,20 +181,34 @@ class Run:
         self._fleet = fleet
         self._batch = batch
         self._row = 0
+        self._fetching: asyncio.Task[None] | None = None
 
     async def train(self, train_s: float = 0.0) -> None:
-        """One step."""
+        """One step: the next batch is fetched, and tasks are submitted, while it is published and committed."""
+        await (self._fetching or self._fetch())
+        submitting = asyncio.create_task(self._submit())
+        await asyncio.sleep(train_s)
+        self.step += 1
+        self._fetching = asyncio.create_task(self._fetch())
+        self._fleet.publish(self.step)
+        stats = {f"statistic/{number}": 0.5 for number in range(160)}
+        await self.controller.commit(self.step - 1, 1, PolicyVersion(1, self.step), stats)
+        if self.step % CHECKPOINT_EVERY == 0:
+            await self.controller.forget_before(self.step, 1)
+        await submitting
+
+    async def _submit(self) -> None:
         wanted = (ETA + 2) * self._batch - self.controller.ledger.num_open
         await self.controller.submit([TaskInput(f"0/{self._row + row}", b"{}") for row in range(wanted)])
         self._row += max(0, wanted)
+
+    async def _fetch(self) -> None:
         step = self.step
+        if step == 0:
+            await self._submit()
         await self.controller.fetch_batch(step, self._batch, 1)
-        await asyncio.sleep(train_s)
-        self._fleet.publish(step + 1)
-        stats = {f"statistic/{number}": 0.5 for number in range(160)}
-        await self.controller.commit(step, 1, PolicyVersion(1, step + 1), stats)
-        await self.controller.forget_before(step - 2, 1)
-        self.step += 1
+        num_groups = sum([len(page) async for page in self.controller.groups(step)])
+        assert num_groups == self._batch
 
 
 @asynccontextmanager

@@ -18,8 +18,8 @@ Why something is lost at all. At full rate a step takes T. A rollout that ends i
 later, when at most eta versions, eta * T, lie between; what it made earlier is too old, whoever schedules. So of
 lengths X with mean 1 at `least` E[(X - K)+], K = eta * B / S, is lost. Steps begin at whole multiples of T and a
 rollout ends anywhere between two: at the first step after its end it is older by a share U of a step, uniform in
-[0, 1): `possible` is E[(X - (eta - U) * B / S)+]. Less can only be lost by making fewer steps (`wait`), or by throwing
-long rollouts away (`discard`), which loses them whole and favours short ones.
+[0, 1): `possible` is E[(X - (eta - U) * B / S)+]. Less can only be lost by making fewer steps (`wait`, and a small eta),
+or by throwing long rollouts away (`discard`), which loses them whole and favours short ones.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from services.rollout_controller.simulated import simulate
 BATCH = 32
 TOKENS = 100.0
 """Mean length."""
-TOKENS_PER_S = 10.0
+TOKENS_PER_S = 25.0
 LONGEST = 30.0
 SIGMAS = (0.5, 0.8, 1.2)
 SETTLED = 30

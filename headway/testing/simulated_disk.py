@@ -44,9 +44,11 @@ class SimulatedJournal(Generic[S]):
         self._queued.append((operation, future))
         return future
 
-    async def pages(self, step: int) -> AsyncIterator[list[tuple[bytes, dict[int, int]]]]:
+    async def pages(
+        self, step: int, record_ids: Sequence[int] = ()
+    ) -> AsyncIterator[list[tuple[bytes, dict[int, int]]]]:
         """The groups of a step and their tokens by version, in order, one at a time."""
-        for record_id in await self.write(lambda store: store.ids_of(step)):
+        for record_id in record_ids or await self.write(lambda store: store.ids_of(step)):
             yield [self._store.payload(record_id)]
 
     def kill(self, writes_first: bool) -> None:

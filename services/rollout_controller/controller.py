@@ -268,7 +268,7 @@ class RolloutController:
         """
         eta, policy = self._records[step].eta, self.settings.policy
         is_bounded = policy is not StalenessPolicy.ALLOW
-        async for page in self._journal.pages(step):
+        async for page in self._journal.pages(step, self._records[step].record_ids):
             yield [
                 _masked(payload, step, eta) if is_bounded and step - min(versions, default=step) > eta else payload
                 for payload, versions in page
@@ -336,7 +336,8 @@ class RolloutController:
         self.production.release(batch.task_ids)
         if self.settings.policy is StalenessPolicy.DISCARD:
             self.production.cancel_late()
-        await self._writes.done(lambda store: store.lease(step, batch.task_ids, record.at_hand_out()))
+        leased = self._writes.done(lambda store: store.lease(step, batch.task_ids, record.at_hand_out()))
+        record.record_ids = await leased
         return Handout(record, is_replay=False)
 
     async def _complete_selection(self, step: int, num_groups: int, fencing_token: int) -> Selection:

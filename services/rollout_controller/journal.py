@@ -88,13 +88,14 @@ class Journal:
         """Ask for what has been written, beside the writer."""
         return await self._loop.run_in_executor(self._readers, query, self._reader)
 
-    async def pages(self, step: int) -> AsyncIterator[list[StoredGroup]]:
-        """The groups of a step in order, about `PAGE_BYTES` of them at a time; sees all earlier writes.
+    async def pages(self, step: int, record_ids: Sequence[int] = ()) -> AsyncIterator[list[StoredGroup]]:
+        """The groups of a step in order, about `PAGE_BYTES` of them at a time; sees all earlier writes. With the record
+        numbers that `lease` returned, no write is waited for.
 
         Raises:
             JournalBroken: A group does not match its checksum.
         """
-        record_ids = await self.write(lambda store: store.ids_of(step))
+        record_ids = record_ids or await self.write(lambda store: store.ids_of(step))
         while record_ids:
             page = await self.read(partial(_page, record_ids))
             record_ids = record_ids[len(page) :]

@@ -169,12 +169,14 @@ class JournalStore:
             self._db.execute("DELETE FROM payloads WHERE id = (SELECT id FROM groups WHERE task_id = ?)", (task_id,))
             self._db.execute("DELETE FROM groups WHERE task_id = ?", (task_id,))
 
-    def lease(self, step: int, task_ids: Sequence[str], summary: dict[str, Any]) -> None:
+    def lease(self, step: int, task_ids: Sequence[str], summary: dict[str, Any]) -> list[int]:
+        """Hand out ready groups for a step; returns their record numbers, in order."""
         self._db.execute("INSERT INTO steps (step, summary) VALUES (?, ?)", (step, json.dumps(summary)))
         self._db.executemany(
             "UPDATE groups SET step = ?, position = ? WHERE task_id = ?",
             [(step, position, task_id) for position, task_id in enumerate(task_ids)],
         )
+        return self.ids_of(step)
 
     def commit(self, step: int, record: dict[str, Any]) -> None:
         self._db.execute("UPDATE steps SET is_committed = 1, record = ? WHERE step = ?", (json.dumps(record), step))

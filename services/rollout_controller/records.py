@@ -43,6 +43,8 @@ class StepRecord:
     committed_at: float | None = None
     """Unix seconds."""
     stats: dict[str, float] = field(default_factory=dict)
+    record_ids: list[int] = field(default_factory=list)
+    """Of its groups in the journal, in order, once its batch is on disk; empty: to be asked for."""
 
     @property
     def num_masked(self) -> int:

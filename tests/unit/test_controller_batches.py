@@ -160,6 +160,7 @@ async def test_poison_is_given_up_after_three_attempts_and_holds_nobody_up(world
     await world.controller.submit(rows(0, is_poison=True) + rows(1, 2, 3, 4))
     assert await world.step(0) == ["0/1", "0/2"]
     assert await world.step(1) == ["0/3", "0/4"]
+    await asyncio.sleep(1)
     history = world.controller.ledger.quarantined["0/0"]
     assert [(one.attempt, one.outcome) for one in history] == [(n, Outcome.WORKFLOW_ERROR) for n in (1, 2, 3)]
     assert "a poison prompt" in history[0].message
