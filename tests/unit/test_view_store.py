@@ -1,7 +1,9 @@
 """What is asked of a run's folder is answered from its files, whoever wrote them and whenever they came."""
 
 import threading
+import tomllib
 from collections.abc import AsyncIterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +222,15 @@ def test_a_tokenizer_is_found_beside_the_weights_where_its_own_folder_is_gone(tm
     found = find_tokenizer("no-such-organisation/no-such-model", tmp_path)
     assert found == tmp_path / "v1.3/tokenizer.json"
     assert Pieces(found).of([50, 46]) == ["s", "o"]
+
+
+def test_every_file_of_the_page_is_part_of_the_package() -> None:
+    package = files("headway.view")
+    patterns = tomllib.loads((MODEL.parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "*"
+    ]
+    shipped = {path for pattern in patterns for path in Path(str(package)).glob(pattern)}
+    assert set((Path(str(package)) / "static").iterdir()) <= shipped
+    page = (package / "static" / "index.html").read_text()
+    modules = {path.name for path in shipped if path.suffix == ".js"}
+    assert all(f"/static/{name}" in page for name in modules), "preloaded, so that none waits for another"
