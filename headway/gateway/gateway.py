@@ -1,7 +1,7 @@
 """The gateway of a process: its sessions, and the address at which agents reach them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headway.errors import Unavailable
@@ -48,11 +48,22 @@ class Gateway:
         self._outside = outside
         self._url = ""
         self._is_served = asyncio.Event()
+        self._closing: list[Callable[[], Awaitable[None]]] = []
 
     def serve_at(self, url: str) -> None:
         """Tell the address, once there is one."""
         self._url = url
         self._is_served.set()
+
+    def when_closed(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Something of the agents that has to be closed, too."""
+        self._closing.append(close)
+
+    async def close(self) -> None:
+        """End all sessions."""
+        self.sessions.close()
+        for close in self._closing:
+            await close()
 
     async def url(self) -> str:
         """The address; waits until there is one."""

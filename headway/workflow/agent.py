@@ -84,7 +84,9 @@ class AgentWorkflow(RolloutWorkflow):
         if sampling not in list(Rule):
             raise InvalidInput(f"workflow.kwargs.sampling is {sampling!r}; it is {' or '.join(Rule)}")
         self._agent: Agent = (
-            FunctionAgent(agent) if agent is not None else CommandAgent(command or [], env or {}, max_processes)
+            FunctionAgent(agent, gateway.when_closed)
+            if agent is not None
+            else CommandAgent(command or [], env or {}, max_processes)
         )
         self._reward_fn = reward_fn
         self._gconfig = gconfig

@@ -1,6 +1,7 @@
 """An agent that is an async function in the controller's own process, called with what its parameters name."""
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,16 +17,20 @@ class FunctionAgent:
 
     Args:
         path: Import path of an async function, or of a class with an async method `run`.
+        when_closed: Takes what must be called in the end.
 
     Raises:
         InvalidInput: There is none, it is not async, or has parameters that nobody fills.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, when_closed: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
         self._path = path
         self._function = _function_of(path)
         self._names = self._checked_names()
-        self._client: Any = _openai_client() if "client" in self._names else None
+        self._client: Any = None
+        if "client" in self._names:
+            self._client = _openai_client()
+            when_closed(self._client.close)
 
     async def run(self, data: dict[str, Any], access: Access) -> Any:
         """Call it; its result."""
@@ -67,4 +72,6 @@ def _openai_client() -> Any:
         raise InvalidInput(
             "an agent with the parameter `client` needs the package openai, which is not here"
         ) from error
+    for name in ("httpx", "httpx2"):  # whichever it uses: a line for each call is too much
+        logging.getLogger(name).setLevel(logging.WARNING)
     return AsyncOpenAI(base_url="http://unused", api_key="unused")

@@ -91,7 +91,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         app = make_http_api(status, controller, access, store, workflows.gateway)
         http_port = await stack.enter_async_context(serve_http(cast(Any, app), placement.host, placement.http_port))
         workflows.gateway.serve_at(f"http://{placement.address(http_port)}")
-        stack.callback(workflows.gateway.sessions.close)
+        stack.push_async_callback(workflows.gateway.close)
         server = await stack.enter_async_context(
             serve_grpc(
                 placement.host,

@@ -56,7 +56,7 @@ async def serve(
         try:
             yield Served(gateway, engine, f"http://127.0.0.1:{port}", policy)
         finally:
-            gateway.sessions.close()
+            await gateway.close()
 
 
 @asynccontextmanager
