@@ -46,6 +46,8 @@ class Store:
         self._index: Index | None = None
         self._reading: Future[None] | None = None
         self._read_at = -REFRESH_S
+        self._hears_of_writes = False
+        self._has_read_all = False
         self._has_told = False
 
     def __enter__(self) -> Self:
@@ -97,7 +99,7 @@ class Store:
         """Files of samples have grown: take them in now, in this thread. A failure costs the index, not the run."""
         try:
             with self._lock:
-                index = self._opened()
+                index, self._hears_of_writes = self._opened(), True
             if index is not None:
                 index.catch_up_with(paths)
         except (OSError, sqlite3.Error) as error:
@@ -118,7 +120,7 @@ class Store:
             if index is None:
                 return None, True
             if self._reading is None and time.monotonic() >= self._read_at + REFRESH_S:
-                self._reading = self._thread.submit(index.catch_up)
+                self._reading = self._thread.submit(self._read, index)
             reading = self._reading
         if reading is None:
             return index, True
@@ -126,6 +128,14 @@ class Store:
         if reading.done():
             self._has_read(reading)
         return index, reading.done()
+
+    def _read(self, index: Index) -> None:
+        """Look through the whole folder, unless whoever writes to it tells of every write."""
+        if self._has_read_all and self._hears_of_writes:
+            index.catch_up_with(())
+        else:
+            index.catch_up()
+        self._has_read_all = True
 
     def _has_read(self, reading: Future[None]) -> None:
         with self._lock:

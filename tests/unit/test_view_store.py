@@ -234,3 +234,19 @@ def test_every_file_of_the_page_is_part_of_the_package() -> None:
     page = (package / "static" / "index.html").read_text()
     modules = {path.name for path in shipped if path.suffix == ".js"}
     assert all(f"/static/{name}" in page for name in modules), "preloaded, so that none waits for another"
+
+
+def test_a_live_run_is_looked_through_once_and_then_only_for_what_is_new(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(store_module, "PATIENCE_S", 10.0)
+    append(rollouts(run), 0, group("0/0", [1.0]))
+    with Store(RunFolder.at(run)) as store:
+        assert store.task("0/0")
+        monkeypatch.setattr(Index, "catch_up", lambda index: pytest.fail("looked through again"))
+        store.written([append(rollouts(run), 1, group("0/1", [1.0]))])
+        append(rollouts(run), 0, [trained_line("0/0", 0, 0)], "trained.jsonl")
+        append(rollouts(run), 1, [trained_line("0/1", 0, 1)], "trained.jsonl")
+        assert store.task("0/1").groups[0].consumed_step == 1
+        assert store.task("0/0").groups[0].consumed_step == 0
