@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,6 +99,8 @@ class Actions:
         self._progress = progress
         self._config = parts.config
         self._phases = parts.phases
+        self._writing: asyncio.Task[Path] | None = None
+        """The last checkpoint's writing."""
 
     async def publish(self, version: PolicyVersion) -> None:
         """Write the weights, and make them the published version."""
@@ -131,21 +134,36 @@ class Actions:
             )
         return evaluation_stats(results)
 
-    async def checkpoint(self, tasks: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of the state between two steps, and let the controller forget what lies before it.
+    async def checkpoint(self, tasks: Mapping[str, Any]) -> "asyncio.Task[Path]":
+        """Take a checkpoint of the state between two steps; one that is still being written is waited for first.
 
         Args:
             tasks: The feeder's state.
+
+        Returns:
+            Writes the checkpoint, beside training, and ends when it is complete.
         """
         progress = self._progress
         record = TrainerRecord(progress.version, tasks, progress.num_skipped, progress.num_samples, progress.trained_s)
         with self._phases(Phase.CHECKPOINT):
-            store = self._parts.checkpoints
-            aside = await asyncio.to_thread(store.begin, progress.version)
-            await self._parts.ranks.call("save", aside)
-            path = await asyncio.to_thread(store.complete, aside, record)
-            await self._parts.controller.forget_before(progress.version.step)
+            await self.checkpoint_written()
+            aside = await asyncio.to_thread(self._parts.checkpoints.begin, progress.version)
+            saving = await self._parts.ranks.call("save", aside)
         progress.checkpointed = progress.version
+        writing = self._write_checkpoint(aside, saving, record)
+        self._writing = self._parts.start_task(f"write checkpoint {record.version.label}", writing)
+        return self._writing
+
+    async def checkpoint_written(self) -> None:
+        """Return when no checkpoint is being written."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write_checkpoint(self, aside: Path, saving: "Future[None]", record: TrainerRecord) -> Path:
+        """Complete it once all ranks have written; only then may the controller forget what lies before it."""
+        await asyncio.wrap_future(saving)
+        path = await asyncio.to_thread(self._parts.checkpoints.complete, aside, record)
+        await self._parts.controller.forget_before(record.version.step)
         return path
 
     async def export(self) -> None:

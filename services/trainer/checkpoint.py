@@ -178,10 +178,23 @@ def read_record(path: Path) -> TrainerRecord:
     return TrainerRecord(**content)
 
 
-def save_tensors(folder: Path, state: dict[str, Any]) -> None:
-    """Write the tensors of all ranks; every rank calls it, and it returns when all have written."""
+def copy_tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as it is now, in host memory: what trains on afterwards does not change it."""
+    return {
+        name: copy_tensors(value) if isinstance(value, dict) else value.detach().to("cpu", copy=True)
+        for name, value in state.items()
+    }
+
+
+def save_tensors(folder: Path, state: dict[str, Any], group: "dist.ProcessGroup | None" = None) -> None:
+    """Write the tensors of all ranks; every rank calls it, and it returns when all have written.
+
+    Args:
+        group: In which the ranks agree; None: the default one, which nothing else may use meanwhile.
+    """
+    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
     with _alone_is_fine():
-        save(state, storage_writer=FileSystemWriter(folder, single_file_per_rank=True, sync_files=True))
+        save(state, storage_writer=writer, process_group=group)
 
 
 def load_tensors(folder: Path, state: dict[str, Any]) -> None:

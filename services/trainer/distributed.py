@@ -55,6 +55,14 @@ def default_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def group_of_all_ranks(timeout: timedelta) -> "dist.ProcessGroup | None":
+    """A group of its own over the CPU; None with one rank. Every rank calls it in the same order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+    return group
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Where this process stands."""

@@ -2,7 +2,7 @@
 
     start:  fresh: warm start -> publish v{term}.0 -> evaluate        recovered: checkpoint c -> replay
     step s: wait for batch s -> log-probs, advantages, update -> write, publish v{term}.{s+1} -> evaluate when due
-            -> commit s -> checkpoint, export when due -> log
+            -> commit s -> checkpoint (written beside what comes next), export when due -> log
     end:    export -> finished
 
 Step s consumes batch s with version (term, s) and makes (term, s + 1). Batch s + 1 is asked for after the update and
@@ -23,6 +23,7 @@ Waits for the batch, the torch thread, name-resolve and the controller, each by 
 import asyncio
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,10 @@ class TrainLoop:
             await self._actions.checkpoint(self.feeder.state())
         if reason is None:
             await self._actions.export()
-            if self.is_recoverable:
-                self._parts.checkpoints.mark_finished(True)
         await self._answer_saves()
+        await self._actions.checkpoint_written()
+        if reason is None and self.is_recoverable:
+            self._parts.checkpoints.mark_finished(True)
         self._phases.stay_in(Phase.FINISHED)
 
     def _is_evaluation_due(self, step: int) -> bool:
@@ -271,10 +273,8 @@ class TrainLoop:
     async def _answer_saves(self) -> None:
         saves, self.progress.saves = self.progress.saves, []
         if saves:
-            path = await self._actions.checkpoint(self.feeder.state())
-            for save in saves:
-                if not save.done():
-                    save.set_result(path)
+            writing = await self._actions.checkpoint(self.feeder.state())
+            writing.add_done_callback(partial(_answer, saves))
 
     def _need(self) -> Need:
         """Enough tasks that eta + 2 batches are under way, and no more than the run still needs."""
@@ -286,3 +286,14 @@ class TrainLoop:
         num_ahead = self._config.rollout.max_head_offpolicyness + 2
         num_unconsumed = self.total_steps - step - self.progress.is_consuming
         return Need(min(num_ahead, num_left) * batch_size, num_unconsumed * batch_size)
+
+
+def _answer(saves: "list[asyncio.Future[Path]]", writing: "asyncio.Task[Path]") -> None:
+    """Hand a checkpoint that is complete to those who asked for one."""
+    for save in saves:
+        if writing.cancelled():
+            save.cancel()
+        elif not save.done() and (error := writing.exception()) is not None:
+            save.set_exception(error)
+        elif not save.done():
+            save.set_result(writing.result())

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from services.trainer.distributed import group_of_all_ranks
 from services.trainer.worker import TorchWorker
 
 CALL_TIMEOUT = timedelta(days=7)
@@ -109,10 +110,7 @@ def rank_of_this_process() -> int:
 
 def command_group() -> "dist.ProcessGroup | None":
     """The group in which calls travel; None with one rank. Every rank calls it once, in the same order."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=CALL_TIMEOUT)
-    return group
+    return group_of_all_ranks(CALL_TIMEOUT)
 
 
 def follow(worker: TorchWorker) -> None:

@@ -7,8 +7,10 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -16,8 +18,10 @@ import torch
 from headway.algorithm.batch import SampleBatch
 from headway.config import ExperimentConfig
 from headway.core.version import PolicyVersion
+from services.trainer.background import in_background
 from services.trainer.broadcast import WeightSender
-from services.trainer.checkpoint import load_tensors, save_tensors
+from services.trainer.checkpoint import copy_tensors, load_tensors, save_tensors
+from services.trainer.distributed import group_of_all_ranks
 from services.trainer.engine import TrainEngine
 from services.trainer.model_files import static_files
 from services.trainer.phases import Phase, Phases
@@ -25,6 +29,8 @@ from services.trainer.token_dump import TokenDump
 from services.trainer.warm_start import WarmStartPlan
 from services.trainer.weights import WeightStore, WrittenVersion
 
+SAVE_TIMEOUT = timedelta(hours=1)
+"""How long ranks wait for each other while they write a checkpoint."""
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +57,10 @@ class TorchWorker:
         self._store: WeightStore | None = None
         self._token_dump: TokenDump | None = None
         """Of rank 0, where the file asks for dumps."""
+        self._saving: Future[None] | None = None
+        """The last checkpoint's writing."""
+        self._save_group: torch.distributed.ProcessGroup | None = None
+        """In which the ranks agree about a checkpoint while they train in others."""
         self.sender: WeightSender | None = None
         """Sends what was written straight to the engines; None: they read it from disk."""
         self.is_stopping = threading.Event()
@@ -65,6 +75,7 @@ class TorchWorker:
     def load(self, total_steps: int) -> None:
         """Build the model, the optimizer and the reference."""
         self._engine = TrainEngine(self._config, total_train_steps=total_steps)
+        self._save_group = group_of_all_ranks(SAVE_TIMEOUT)
         if self._config.rollout.dump_to_file and self._engine.rank == 0:
             self._token_dump = TokenDump(self._config.paths.rollouts)
 
@@ -136,9 +147,17 @@ class TorchWorker:
             return None
         return self._store.export(version, root, keep_last, merged.items() if merged else None)
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of a checkpoint."""
-        save_tensors(folder, self.engine.state_dict())
+    def save(self, folder: Path) -> "Future[None]":
+        """Copy this rank's part of a checkpoint, and begin to write it; the ranks write together, beside training.
+
+        Returns:
+            What ends on rank 0 when all ranks have written.
+        """
+        if self._saving is not None:
+            self._saving.result()
+        copied = copy_tensors(self.engine.state_dict())
+        self._saving = in_background("save", lambda: save_tensors(folder, copied, self._save_group))
+        return self._saving
 
     def restore(self, folder: Path, step: int) -> None:
         """Load this rank's part of a checkpoint."""
