@@ -226,7 +226,10 @@ def _take_trained(connection: sqlite3.Connection, file: File) -> None:
         return
     with _writing(connection):
         stamp, lines, step = file.stamp(), list(heads(file.path, 0)), file.step
-        connection.execute("DELETE FROM trained WHERE step = ?", (step,))
+        if connection.execute("DELETE FROM trained WHERE step = ?", (step,)).rowcount:
+            connection.execute(
+                "UPDATE groups SET consumed_step = NULL, staleness = NULL WHERE consumed_step = ?", (step,)
+            )
         rows = [(line.values["task_id"], line.values["sample"], step, line.offset, line.size) for line in lines]
         connection.executemany("INSERT OR REPLACE INTO trained VALUES (?, ?, ?, ?, ?)", rows)
         _mark_consumed(connection, "SELECT DISTINCT task_id FROM trained WHERE step = ?", (step,))

@@ -188,6 +188,10 @@ async def test_the_status_of_a_run_that_was_killed_is_what_its_numbers_say(run: 
     assert "rollout/groups" in page["names"]
 
 
+async def test_a_page_of_another_name_cannot_read(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v1/groups", headers={"Host": "rebound.example"})).status_code == 400
+
+
 async def test_a_run_without_anything_can_be_opened(http: httpx.AsyncClient) -> None:
     assert (await get(http, "/v1/status"))["num_steps"] == 0
     assert (await get(http, "/v1/timeline"))["lanes"] == []
