@@ -18,7 +18,7 @@ Why something is lost at all. At full rate a step takes T. A rollout that ends i
 later, when at most eta versions, eta * T, lie between; what it made earlier is too old, whoever schedules. So of
 lengths X with mean 1 at `least` E[(X - K)+], K = eta * B / S, is lost. Steps begin at whole multiples of T and a
 rollout ends anywhere between two: at the first step after its end it is older by a share U of a step, uniform in
-[0, 1): `possible` is E[(X - (eta - U) * B / S)+]. Less can only be lost by making fewer steps (`wait`, and a small eta),
+[0, 1): `possible` is E[(X - (eta - U) * B / S)+]. Less can only be lost by making fewer steps (`wait`, a small eta),
 or by throwing long rollouts away (`discard`), which loses them whole and favours short ones.
 """
 
