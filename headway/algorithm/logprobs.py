@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headway.algorithm.products import product
+
 CHUNK_ELEMENTS = 1 << 24
 """Logits alive at a time: 64 MiB in float32."""
 KEPT_ELEMENTS = 1 << 22
@@ -73,9 +75,9 @@ class _TokenLogprobs(torch.autograd.Function):
             d_logits = _logit_gradient(probabilities, targets[part], gradients[0][part], gradients[1][part])
             d_logits = d_logits.div_(ctx.temperature).to(weight.dtype)
             if d_hidden is not None:
-                torch.mm(d_logits, weight, out=d_hidden[part])
+                d_hidden[part] = product(d_logits, weight.t(), is_packed=False)
             if d_weight is not None:
-                d_weight.addmm_(d_logits.T, hidden[part])
+                d_weight += product(d_logits.t(), hidden[part].t(), is_packed=False)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
         return d_hidden, d_weight, d_bias, None, None
@@ -96,7 +98,7 @@ def _rows_per_chunk(weight: Tensor) -> int:
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """[rows, V] float32."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    logits = product(hidden, weight, bias, is_packed=False).float()
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -5,36 +5,13 @@ their AVX-512 units and is two to three times faster. Weights that do not fit th
 beside the parameter, which takes their memory once more, and must be refreshed when the parameter changes.
 """
 
-import platform
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
+from headway.algorithm.products import PACKED_FROM_BYTES, SMALL_PRODUCT, is_onednn_faster, onednn
 from services.inference.adapters import add_adapters
-
-PACKED_FROM_BYTES = 1 << 19
-"""A smaller weight stays in the cache, and its layout does not matter."""
-SMALL_PRODUCT = 1 << 19
-"""Below so many multiplications, calling oneDNN takes longer than MKL takes in all."""
-onednn: Any = torch.ops.mkldnn
-backends: Any = torch.backends
-
-
-@cache
-def is_onednn_faster() -> bool:
-    """Whether this CPU is one of those that MKL does not use fully."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return (
-        platform.machine() == "x86_64"
-        and backends.cpu.get_cpu_capability() == "AVX512"
-        and backends.mkldnn.is_available()
-        and cpuinfo.is_file()
-        and "AuthenticAMD" in cpuinfo.read_text()
-    )
 
 
 class FastLinear:

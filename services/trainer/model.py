@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from headway.algorithm.logprobs import TokenLogprobs, token_logprobs
+from headway.algorithm.products import use_fast_products
 from headway.config.actor import ActorConfig, ModelConfig
 from headway.errors import InvalidInput
 from services.trainer.attention import ATTENTION
@@ -67,6 +68,7 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int) -> Policy
         disable_dropout(lm)
     if config.gradient_checkpointing:
         _checkpoint_activations(lm)
+    use_fast_products(lm)
     lm.train()
     return Policy(lm, temperature)
 
