@@ -12,6 +12,7 @@ from rich.console import Console
 from headway.config.cli import config_app
 from headway.errors import HeadwayError
 from headway.runtime.names_cli import names_app, versions
+from services.rollout_controller.plan_command import plan
 from services.trainer.sft import sft
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(names_app, name="names")
 app.command()(versions)
 app.command()(sft)
+app.command()(plan)
 EXIT_MISTAKE = 2
 DEFAULT_URL = "http://127.0.0.1:8470"
 
