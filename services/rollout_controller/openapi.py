@@ -30,9 +30,9 @@ def _finish(document: dict[str, Any], access: Access) -> None:
         schemas.pop(unused, None)
     schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas |= schema.pop("$defs") | {"Problem": schema}
-    components["securitySchemes"] = {
-        CONTROL.scheme_name: {"type": "http", "scheme": "bearer", "description": CONTROL.model.description}
-    }
+    schemes = components.setdefault("securitySchemes", {})
+    schemes.pop(READ.scheme_name, None)
+    schemes[CONTROL.scheme_name] = {"type": "http", "scheme": "bearer", "description": CONTROL.model.description}
     for operations in document["paths"].values():
         for operation in operations.values():
             _finish_operation(operation, access)
