@@ -106,6 +106,26 @@ def test_what_follows_an_answer_is_what_the_whole_template_writes_there() -> Non
     assert renderer.first([asked], tools=tools) + said + renderer.after(called, [result], tools=tools) == whole
 
 
+FORGETFUL = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' and loop.last %}
+{{- '(thoughts)' }}{% endif %}{{ m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Keeps the thoughts of the last answer only, as templates of thinking models do."""
+
+
+def test_a_template_that_forgets_earlier_thoughts_can_go_on() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs/models/calculator_agent")
+    tokenizer.chat_template = FORGETFUL
+    told = ChatRenderer(tokenizer).after({"role": "assistant", "content": "x"}, [{"role": "user", "content": "y"}])
+    assert tokenizer.decode(told) == "\n<|im_start|>user\ny<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_without_an_end_of_answers_cannot_rewrite_them() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs/models/calculator_agent")
+    tokenizer.chat_template = FORGETFUL.replace("<|im_end|>", "")
+    with pytest.raises(InvalidInput, match="rewrites earlier turns"):
+        ChatRenderer(tokenizer).after({"role": "assistant", "content": "x"}, [{"role": "user", "content": "y"}])
+
+
 def test_a_template_that_refuses_is_the_clients_mistake() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs/models/calculator_agent")
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
