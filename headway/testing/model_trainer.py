@@ -136,14 +136,19 @@ class ModelTrainer:
     async def _skip(self, groups: Groups) -> None:
         """The groups are spent, and will not be trained on."""
         await self._commit(self._step, made=self._step)
-        self._around.invariants.forget_batch(self._step)
         names = [group.task_id for group in groups]
         self._consumed.update(names)
         self._lineage[-1] = [*self._lineage[-1], *names]
 
     async def _commit(self, step: int, made: int) -> None:
         version = PolicyVersion(self.token, made)
-        await self._around.call(lambda controller: controller.commit(step, self.token, version, {"loss": 0.5}))
+
+        async def commit(controller: Controller) -> None:
+            if made == step:  # from the moment that the controller hears of it, whether or not the trainer lives on
+                self._around.invariants.forget_batch(step)
+            await controller.commit(step, self.token, version, {"loss": 0.5})
+
+        await self._around.call(commit)
 
     def _note(self, groups: Groups, is_replay: bool) -> None:
         findings = self._around.invariants.findings

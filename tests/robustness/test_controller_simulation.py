@@ -70,6 +70,21 @@ def test_what_each_policy_does_with_heavy_tailed_lengths(policy: StalenessPolicy
     assert (findings.num_discarded > 0) == (policy is StalenessPolicy.DISCARD)
 
 
+def test_little_is_too_old_when_eta_is_two_more_than_generation_takes_batches() -> None:
+    """Two batches are generated at once, and training takes as long as half of one: both are always busy. No scheduler
+    loses less than 4.5 % then: rollouts that take longer than eta steps, read at the first step after their end."""
+    batch, mean_s = 16, 4.0
+    findings = simulate(
+        Scenario(
+            seed=1, batch_size=batch, eta=4, num_samples=1, max_concurrent=2 * batch, num_steps=70, sigma=0.5,
+            mean_tokens=100, tokens_per_s=100 / mean_s, train_s=mean_s / 2, load_s=0, journal_s=0, reward_s=0,
+        )
+    )  # fmt: skip
+    first, last = findings.committed_at[20], findings.committed_at[-1]
+    assert (last - first) / (69 - 20) < 1.03 * mean_s / 2
+    assert findings.num_masked_tokens < 0.05 * (findings.num_masked_tokens + findings.num_used_tokens)
+
+
 def test_a_poison_prompt_costs_the_others_less_than_a_tenth() -> None:
     calm = simulate(Scenario(seed=3, num_steps=40))
     poisoned = simulate(Scenario(seed=3, num_steps=40, poison_every=7))
