@@ -52,7 +52,7 @@ async def test_the_dashboard_of_a_finished_run(url: str) -> None:
         ).to_be_visible()
         await expect(page.get_by_text("0/7: no reward <b>in</b> 15 s")).to_be_visible()
         await expect(page.get_by_text("the reward takes 200 ms")).to_be_visible()
-        await expect(page.get_by_role("row", name="0 ready v1.29 1 3")).to_be_visible()
+        await expect(page.get_by_role("row", name="0 serving v1.29 1 3")).to_be_visible()
 
 
 async def test_a_chart_is_read_with_the_arrow_keys_and_as_a_table(url: str) -> None:

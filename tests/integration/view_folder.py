@@ -89,7 +89,7 @@ def answers() -> dict[str, Any]:
     states = dict.fromkeys(("pending", "running", "saving", "ready", "leased", "rejected", "quarantined"), 0)
     report = {
         "run": "test/view", "uptime_s": 40.0, "published_version": f"v1.{NUM_STEPS}", "services": [], "quarantined": {},
-        "servers": [{"name": "0", "address": "http://127.0.0.1:1", "state": "ready", "served_version": "v1.29",
+        "servers": [{"name": "0", "address": "http://127.0.0.1:1", "state": "serving", "served_version": "v1.29",
                      "num_requests": 3, "detail": ""}],
         "tasks": {**states, "submitted": 92, "consumed": 90, "ready": 2, "is_conserved": True},
         "discards": {"reward_timeout": {"count": 2, "examples": [failure]}},

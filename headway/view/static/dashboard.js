@@ -8,6 +8,7 @@ import { Lanes } from "./lanes.js";
 import { NAMES, joined } from "./series.js";
 
 const WIDTH_OF_MEAN = 40;
+const LONG_S = 30;
 const PHASES = { pending_s: "waiting to start", generate_s: "generation", reward_s: "reward", other_s: "rest of the episode", journal_s: "to disk" };
 const CHOICE = "headway-metric";
 
@@ -15,7 +16,7 @@ export class Dashboard {
   constructor(main, run) {
     this.run = run;
     this.figures = h("dl", { class: "figures" });
-    this.now = h("p", { class: "now", role: "status" });
+    this.now = h("p", { class: "now", hidden: true });
     this.reward = new LineChart({ label: "Reward by step", format: (y) => fixed(y) });
     this.staleness = new StalenessChart();
     this.lanes = new Lanes();
@@ -90,11 +91,14 @@ export class Dashboard {
         status.tasks.is_conserved ? "" : "bad"));
   }
 
+  /** What holds the run back now: said quietly, as long as nothing is waited for long. */
   #now(status) {
-    const parts = [];
-    if (!status.has_ended && status.staleness.holds_back) parts.push(`No new rollouts: ${status.staleness.holds_back}.`);
-    if (!status.has_ended) for (const wait of status.waits.slice(0, 3)) parts.push(`Waiting for ${wait.what}, since ${seconds(wait.since_s)}.`);
-    this.now.className = `now ${parts.length ? "notice" : ""}`;
+    const { waits, staleness: { holds_back: why } } = status;
+    const parts = [why ? `No new rollouts: ${why}.` : "Nothing holds new rollouts back.",
+      ...waits.slice(0, 3).map((wait) => `Waiting for ${wait.what}, since ${seconds(wait.since_s)}.`)];
+    const isLong = waits.some((wait) => wait.since_s >= LONG_S);
+    this.now.hidden = status.has_ended;
+    this.now.className = `now notice ${isLong ? "long" : ""}`;
     const text = parts.join(" ");
     if (this.now.textContent !== text) this.now.textContent = text;
   }
@@ -152,7 +156,7 @@ export class Dashboard {
     const rows = status.servers.map((server) => {
       const behind = server.served_version === null ? null : published - stepOf(server.served_version);
       return h("tr", {}, h("td", {}, server.name),
-        h("td", {}, h("span", { class: `chip ${server.state === "ready" ? "ok" : "warn"}` }, server.state)),
+        h("td", {}, h("span", { class: `chip ${server.state === "serving" ? "ok" : "warn"}` }, server.state)),
         h("td", {}, server.served_version ?? "–"), h("td", { class: "number" }, behind ?? "–"),
         h("td", { class: "number" }, server.num_requests), h("td", { class: "muted" }, server.detail));
     });
