@@ -202,10 +202,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.peer:
         name, length, seconds, *urls = arguments.peer
-        work = bare(int(length), float(seconds), urls)
-        if name != "bare":
-            work = headway(int(length), float(seconds), urls, name == "workflow")
-        uvloop.run(work)
+        if name == "bare":
+            uvloop.run(bare(int(length), float(seconds), urls))
+        else:
+            uvloop.run(headway(int(length), float(seconds), urls, name == "workflow"))
         return
     names = ["headway", "workflow", "bare", *(["areal"] if arguments.areal else [])]
     for length in LENGTHS:
