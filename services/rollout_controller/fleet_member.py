@@ -59,6 +59,8 @@ class UpdateTimes:
     """How long a server's last update took, in seconds."""
 
     version: PolicyVersion
+    prepare_s: float
+    """Before the pause, while requests went on."""
     pause_s: float
     """No request of the server advanced for so long."""
     load_s: float
@@ -97,6 +99,8 @@ class Member:
         self.joined_at = self.since = clock()
         """When the state began."""
         self.last_update: UpdateTimes | None = None
+        self.is_drained = False
+        """People took it out of routing: it is kept and moved as the others, and given no requests."""
         self._host = host
         self._clock = clock
         self._wake = asyncio.Event()
@@ -206,10 +210,11 @@ class Member:
             UpdateFailed, ServerFailed: The server stays as it is then, paused unless it could not even prepare; nothing
                 is generated with unknown weights.
         """
-        dialect = self.server.dialect
+        dialect, prepares = self.server.dialect, self._clock()
         try:
             async with asyncio.timeout(self._host.update_timeout_s):
                 await self._host.delivery.prepare(self.server, target, folder)
+                prepared = self._clock()
                 self._enter(EngineState.UPDATING)
                 await self.server.wait_until_idle(self._host.pause_grace_s)
                 began = self._clock()
@@ -222,7 +227,8 @@ class Member:
         except TimeoutError as error:
             limit_s = self._host.update_timeout_s
             raise UpdateFailed(f"{self.server.name} did not load {target.label} within {limit_s:g} s") from error
-        self.last_update = UpdateTimes(target, pause_s=self._clock() - began, load_s=loaded - paused)
+        prepare_s, pause_s = prepared - prepares, self._clock() - began
+        self.last_update = UpdateTimes(target, prepare_s, pause_s, load_s=loaded - paused)
 
     async def _watch(self) -> None:
         """Watch an open server until it must be moved, or leaves.

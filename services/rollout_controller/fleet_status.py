@@ -27,6 +27,8 @@ class EngineStatus:
     since_s: float
     """How long it has been in its state."""
     last_update: UpdateTimes | None
+    is_drained: bool
+    """People took it out of routing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class MoveReport:
     num_moved: int
     num_out: int
     """Servers that did not make it and are taken out."""
+    prepare_s: float
+    """Longest preparation of a server."""
     pause_s: float
     """Longest pause of a server."""
+    load_s: float
+    """Longest load of a paused server."""
     total_s: float

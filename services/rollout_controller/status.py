@@ -149,7 +149,7 @@ class ControllerStatus(Model):
     num_steps: int = Field(description="Committed steps.")
     total_steps: int | None = Field(description="Steps of the whole run; null: no step is committed yet.")
     has_ended: bool = Field(description="Whether the last step of the run is committed.")
-    waited_s: float = Field(description="How long trainers waited for the batches of all steps.")
+    waited_s: float = Field(description="How long all batches were asked for and not ready, those fetched ahead too.")
     requests_waiting: int = Field(description="Requests that no server may take now.")
     tokens: StalenessHistogram
     timing: TimingStatus
