@@ -197,6 +197,12 @@ class Run:
             await self.controller.forget_before(self.step, 1)
         await submitting
 
+    async def close(self) -> None:
+        """Let go of the batch that is being fetched."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait({self._fetching})
+
     async def _submit(self) -> None:
         wanted = (ETA + 2) * self._batch - self.controller.ledger.num_open
         await self.controller.submit([TaskInput(f"0/{self._row + row}", b"{}") for row in range(wanted)])
@@ -223,7 +229,9 @@ async def running(slots: int, batch: int, workflow: RolloutWorkflow) -> AsyncIte
             await made.start()
             await made.begin(1, 0, is_fresh=True)
             fleet.publish(0)
-            yield Run(made, fleet, batch)
+            run = Run(made, fleet, batch)
+            yield run
+            await run.close()
             await made.close()
 
 
