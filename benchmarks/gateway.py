@@ -17,9 +17,10 @@ from typing import Any, cast
 import aiohttp
 from fastapi import FastAPI
 
+from headway.gateway.calls import Chat
 from headway.gateway.gateway import Access, Gateway
+from headway.gateway.policy import Policy
 from headway.gateway.render import ChatRenderer
-from headway.gateway.session import Chat, Policy
 from headway.runtime.http_server import serve_http
 from headway.testing.scripted_policy import CharacterTokenizer, ScriptedPolicy, finished
 from headway.workflow import GenerationHyperparameters, ModelRequest

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
+from headway.gateway.calls import Answer
 from headway.gateway.openai_replies import pieces
-from headway.gateway.session import Answer
 
 Reply = dict[str, Any]
 

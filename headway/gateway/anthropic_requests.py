@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from headway.gateway.calls import Chat
 from headway.gateway.errors import Unsupported
 from headway.gateway.sampling import Asked
-from headway.gateway.session import Chat
 from headway.gateway.wire import Body
 
 HARMLESS = frozenset(["metadata", "service_tier", "inference_geo", "container"])

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headway.errors import Unavailable
-from headway.gateway.session import Limits, Policy, Session
+from headway.gateway.policy import Limits, Policy
+from headway.gateway.session import Session
 from headway.gateway.sessions import Sessions
 
 DEFAULT_TIMEOUT_S = 3600.0

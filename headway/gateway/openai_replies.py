@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from headway.gateway.session import Answer
+from headway.gateway.calls import Answer
 
 Reply = dict[str, Any]
 TokenText = Callable[[int], str]

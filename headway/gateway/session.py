@@ -7,91 +7,22 @@ Memory is bounded: so many turns, so many tokens; a call beyond is refused like 
 import asyncio
 import contextvars
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
-from headway.config.rollout import GenerationHyperparameters
-from headway.core.trajectory import StopReason, Trajectory
+from headway.core.trajectory import Trajectory
 from headway.errors import HeadwayError, NotFound
+from headway.gateway.calls import Answer, Chat, message_of
 from headway.gateway.errors import SessionEnded
-from headway.gateway.history import Message, history_keys, next_key
-from headway.gateway.render import ChatRenderer
-from headway.gateway.sampling import Asked, Rule, combine, cut_at_stop_string
-from headway.gateway.tool_calls import Said, ToolCall, ToolParser, hermes
+from headway.gateway.history import next_key
+from headway.gateway.policy import Limits, Policy
+from headway.gateway.prompting import Prompt, chat_prompt, plain_prompt
+from headway.gateway.sampling import Asked, combine, cut_at_stop_string
+from headway.gateway.tool_calls import Said, ToolCall
 from headway.gateway.transcript import Transcript, Turn
-from headway.workflow.api import InferenceEngine, ModelRequest, ModelResponse, Tokenizer
+from headway.workflow.api import ModelRequest, ModelResponse
 from headway.workflow.errors import EvidenceInvalid, PromptTooLong
-from headway.workflow.turns import closing_ids
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What answers a session's calls."""
-
-    engine: InferenceEngine
-    gconfig: GenerationHyperparameters
-    tokenizer: Tokenizer
-    renderer: ChatRenderer
-    rule: Rule = Rule.EXPERIMENT
-    parser: ToolParser = hermes
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template, under those of a request."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How large a session may become."""
-
-    max_turns: int = 256
-    max_tokens: int = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A call of the chat API, whichever one it came through."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
-    """As chat templates take them: `{"type": "function", "function": {"name": ...}}`."""
-    calls_tools: bool = True
-    """Whether tool calls are looked for in the answer."""
-    max_calls: int | None = None
-    """Calls of one answer that the client is told of; None: all."""
-    asked: Asked = field(default_factory=Asked)
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer of the model, as the client's API will tell it."""
-
-    turn: Turn
-    num_prompt_tokens: int
-    text: str
-    calls: Sequence[tuple[str, ToolCall]] = ()
-    """With their ids."""
-    stop_string: str | None = None
-
-    @property
-    def finish_reason(self) -> str:
-        """`stop`, `length` or `tool_calls`."""
-        if self.calls:
-            return "tool_calls"
-        return "length" if self.turn.response.stop_reason is StopReason.LENGTH else "stop"
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A branch's turn, and what the model is told after it."""
-
-    parent: Turn | None
-    told: list[int]
-    key: bytes | None = None
-    """Of the history that ends with the prompt."""
-
-    def ids(self) -> list[int]:
-        return [*self.parent.ids(), *self.told] if self.parent is not None else list(self.told)
 
 
 class Session:
@@ -130,14 +61,15 @@ class Session:
             HeadwayError: As `InferenceEngine.agenerate` raises them.
         """
         self._check_open()
-        prompt = self._chat_prompt(chat)
+        prompt = chat_prompt(self.transcript, self.policy, chat)
+        self.num_drifts += prompt.is_drift
         turns = await self._generate(prompt, chat.asked, id, count)
         return [self._chat_answer(chat, prompt, turn) for turn in turns]
 
     async def complete(self, text: str | Sequence[int], asked: Asked, id: str, count: int = 1) -> list[Answer]:
         """Generate completions of a plain text, or of token ids. Raises like `answer`."""
         self._check_open()
-        prompt = self._plain_prompt(text)
+        prompt = plain_prompt(self.transcript, self.policy.tokenizer, text)
         turns = await self._generate(prompt, asked, id, count)
         for turn in turns:
             self.transcript.add(turn)
@@ -150,7 +82,7 @@ class Session:
     def count_tokens(self, chat: Chat) -> int:
         """Tokens of the prompt that a call would be answered after."""
         self._check_open()
-        return len(self._chat_prompt(chat).ids())
+        return len(chat_prompt(self.transcript, self.policy, chat).ids())
 
     def token_text(self, token: int) -> str:
         return self.policy.tokenizer.decode([token])
@@ -190,39 +122,9 @@ class Session:
         rewards[last] = rewards.get(last, 0.0) + reward
         return list(self.transcript.single_turns(self.transcript.returns(rewards, turn_discount)))
 
-    # ---- prompts
-
-    def _chat_prompt(self, chat: Chat) -> _Prompt:
-        """Continue the turn with the longest known history, or begin a branch."""
-        kwargs: dict[str, Any] = {**self.policy.template_kwargs, **chat.template_kwargs}
-        if chat.tools:
-            kwargs["tools"] = list(chat.tools)
-        keys = history_keys(kwargs, chat.messages)
-        count, parent = self.transcript.find(keys)
-        if parent is None:
-            self.num_drifts += bool(self.transcript.turns)
-            return _Prompt(None, self.policy.renderer.first(chat.messages, **kwargs), keys[-1])
-        new = chat.messages[count:]
-        self.num_drifts += any(message["role"] == "assistant" for message in new)
-        told = self.policy.renderer.after(chat.messages[count - 1], new, **kwargs)
-        closing = closing_ids(self.policy.tokenizer, parent.response.output_tokens)
-        return _Prompt(parent, closing + told, keys[-1])
-
-    def _plain_prompt(self, text: str | Sequence[int]) -> _Prompt:
-        """Continue the turn with the most tokens that the text, or the ids, begin with."""
-        best: tuple[int, Turn] | None = None
-        for turn in self.transcript.turns.values():
-            before = self.policy.tokenizer.decode(turn.ids()) if isinstance(text, str) else turn.ids()
-            if text[: len(before)] == before and (best is None or len(before) > best[0]):
-                best = len(before), turn
-        parent, rest = (best[1], text[best[0] :]) if best is not None else (None, text)
-        if not isinstance(rest, str):
-            return _Prompt(parent, list(rest))
-        return _Prompt(parent, self.policy.tokenizer.encode(rest, add_special_tokens=parent is None) if rest else [])
-
     # ---- generation
 
-    async def _generate(self, prompt: _Prompt, asked: Asked, id: str, count: int) -> list[Turn]:
+    async def _generate(self, prompt: Prompt, asked: Asked, id: str, count: int) -> list[Turn]:
         """`count` answers to one prompt. They are not yet in the transcript."""
         ids = prompt.ids()
         gconfig, _ = combine(self.policy.gconfig, asked, self.policy.rule, self._budget(prompt, len(ids)))
@@ -236,7 +138,7 @@ class Session:
         names = [id, *(f"{id}:{number}" for number in range(1, count))]
         return [_turn(name, prompt, ids, response) for name, response in zip(names, responses, strict=True)]
 
-    def _budget(self, prompt: _Prompt, num_ids: int) -> int:
+    def _budget(self, prompt: Prompt, num_ids: int) -> int:
         """Tokens that may be generated: `gconfig.max_new_tokens` for all answers of a branch together.
 
         Raises:
@@ -275,7 +177,7 @@ class Session:
 
     # ---- answers
 
-    def _chat_answer(self, chat: Chat, prompt: _Prompt, turn: Turn) -> Answer:
+    def _chat_answer(self, chat: Chat, prompt: Prompt, turn: Turn) -> Answer:
         text, stop_string = self._text(turn, chat.asked)
         names = [tool["function"]["name"] for tool in chat.tools]
         said = self.policy.parser(text, names) if names and chat.calls_tools else Said(text)
@@ -299,23 +201,12 @@ class Session:
             self._check_open()
 
 
-def message_of(answer: Answer) -> dict[str, Any]:
-    """The answer as a message of the history that a client will send back."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.calls:
-        message["tool_calls"] = [
-            {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for id, call in answer.calls
-        ]
-    return message
-
-
-def _answer(turn: Turn, prompt: _Prompt, text: str, stop_string: str | None, calls: Sequence[ToolCall] = ()) -> Answer:
+def _answer(turn: Turn, prompt: Prompt, text: str, stop_string: str | None, calls: Sequence[ToolCall] = ()) -> Answer:
     named = [(f"call_{secrets.token_hex(12)}", call) for call in calls]
     return Answer(turn, len(prompt.ids()), text, named, stop_string)
 
 
-def _turn(id: str, prompt: _Prompt, ids: list[int], response: ModelResponse) -> Turn:
+def _turn(id: str, prompt: Prompt, ids: list[int], response: ModelResponse) -> Turn:
     """The answer as a turn.
 
     Raises:

@@ -12,7 +12,8 @@ from collections import OrderedDict
 
 from headway.errors import NotFound, Overloaded, Unauthenticated
 from headway.gateway.errors import SessionEnded
-from headway.gateway.session import Limits, Policy, Session
+from headway.gateway.policy import Limits, Policy
+from headway.gateway.session import Session
 
 MAX_REMEMBERED = 1024
 

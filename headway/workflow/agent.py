@@ -19,9 +19,10 @@ from headway.config.rollout import GenerationHyperparameters
 from headway.core.trajectory import Trajectory
 from headway.errors import InvalidInput, TimedOut
 from headway.gateway.gateway import Access, Gateway
+from headway.gateway.policy import Limits, Policy
 from headway.gateway.render import ChatRenderer
 from headway.gateway.sampling import Rule
-from headway.gateway.session import Limits, Policy, Session
+from headway.gateway.session import Session
 from headway.gateway.tool_calls import find_parser
 from headway.workflow.agent_command import CommandAgent
 from headway.workflow.agent_function import FunctionAgent

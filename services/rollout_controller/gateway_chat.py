@@ -19,11 +19,12 @@ from starlette.requests import ClientDisconnect
 from headway.errors import HeadwayError, NotFound
 from headway.gateway import anthropic_replies, openai_replies
 from headway.gateway.anthropic_requests import CountRequest, MessagesRequest
+from headway.gateway.calls import Answer
 from headway.gateway.errors import Unsupported
 from headway.gateway.gateway import Gateway
 from headway.gateway.openai_requests import ChatRequest, CompletionRequest, Generating
 from headway.gateway.sampling import Asked
-from headway.gateway.session import Answer, Session
+from headway.gateway.session import Session
 from headway.gateway.wire import parse
 from headway.workflow.errors import PromptTooLong
 from services.rollout_controller.gateway_http import body_of, json_response, key_of, stream, unless_gone

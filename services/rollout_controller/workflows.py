@@ -14,9 +14,9 @@ from typing import Any, cast
 from headway.config import ExperimentConfig
 from headway.errors import InvalidInput
 from headway.gateway.gateway import Gateway
+from headway.gateway.policy import Policy
 from headway.gateway.render import ChatRenderer
 from headway.gateway.sampling import Rule
-from headway.gateway.session import Policy
 from headway.workflow.api import EpisodeResult, InferenceEngine, RewardFunction, RolloutWorkflow, Tokenizer
 from headway.workflow.load import load_workflow
 

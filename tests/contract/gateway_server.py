@@ -10,9 +10,10 @@ import openai
 from fastapi import FastAPI
 
 from headway.gateway.gateway import Access, Gateway
+from headway.gateway.policy import Limits, Policy
 from headway.gateway.render import ChatRenderer
 from headway.gateway.sampling import Rule
-from headway.gateway.session import Limits, Policy, Session
+from headway.gateway.session import Session
 from headway.runtime.http_server import serve_http
 from headway.testing.scripted_policy import CharacterTokenizer, Script, ScriptedPolicy
 from headway.workflow import GenerationHyperparameters

@@ -7,8 +7,8 @@ import openai
 import pytest
 from gateway_server import openai_client, serve
 
+from headway.gateway.policy import Limits
 from headway.gateway.sampling import Rule
-from headway.gateway.session import Limits
 from headway.testing.scripted_policy import EOS, LOGPROB, answers
 from headway.workflow.errors import PromptTooLong, ServerLost
 

@@ -15,7 +15,7 @@ from headway.config import load_experiment
 KUBERNETES = ("1.27", "1.37")
 OURS = ("name-resolve", "reward", "rollout-controller", "inference", "trainer")
 ALL_ON = (
-    "--set=serviceMonitor.enabled=true,ingress.enabled=true,ingress.host=headway.example,ingress.tlsSecret=tls",
+    "--set=serviceMonitor.enabled=true,ingress.enabled=true,ingress.host=headway.example,ingress.tlsSecret=tls,api.tokenSecret.name=token",
     "--set=inference.autoscaling.enabled=true,image.pullSecrets={registry}",
     "--api-versions=monitoring.coreos.com/v1",
 )
@@ -181,8 +181,42 @@ def test_an_engine_takes_commands_from_the_controller_and_who_is_named_only() ->
     broadcast = "networkPolicy.broadcast=false"
     for values, expected in ((broadcast, 1), (f"{broadcast},{prometheus}", 2)):
         policy = named(rendered("--set", values), "NetworkPolicy", "inference")["spec"]
-        assert component_of(policy["ingress"][0]["from"][0]) == "rollout-controller"
-        assert len(policy["ingress"]) == expected
+        commanding = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] in (8000, "http")]
+        assert component_of(commanding[0]["from"][0]) == "rollout-controller"
+        assert len(commanding) == expected
+
+
+@each_profile
+def test_every_pod_shows_its_metrics_to_prometheus_and_to_nobody_else_who_may_not_command_it(path: Path) -> None:
+    objects = rendered(
+        "--values", str(path), "--set=networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus"
+    )
+    for component, pod in pods(objects):
+        if component == "test":
+            continue
+        names = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        policy = named(objects, "NetworkPolicy", component)["spec"]
+        peer = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+        opened = {rule["ports"][0]["port"] for rule in policy["ingress"] if rule["from"] == peer}
+        assert opened == {"http", "metrics"} & set(names), component
+        assert opened, component
+
+
+def test_rest_is_for_those_who_have_the_token_or_the_port_forward() -> None:
+    def access(*arguments: str) -> dict[str, Any]:
+        environment = container(rendered(*arguments), "rollout-controller")["env"]
+        return {one["name"]: one for one in environment if one["name"].startswith("HEADWAY_API")}
+
+    assert access() == {"HEADWAY_API_PUBLISHED_ON": {"name": "HEADWAY_API_PUBLISHED_ON", "value": "127.0.0.1"}}
+    found = access("--set=api.tokenSecret.name=headway-api")
+    assert list(found) == ["HEADWAY_API_TOKEN"]
+    assert found["HEADWAY_API_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "headway-api", "key": "token"}}
+
+
+def test_an_ingress_without_a_token_is_refused() -> None:
+    ingress = ("--set=ingress.enabled=true,ingress.host=headway.example",)
+    done = helm("template", "headway", str(CHART), *ingress, check=False)
+    assert "api.tokenSecret.name: what an ingress opens to others needs a token" in done.stderr
 
 
 def test_ports_and_commands_are_those_of_the_images() -> None:

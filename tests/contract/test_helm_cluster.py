@@ -34,17 +34,21 @@ def pods_of(cluster: Cluster, component: str) -> list[dict[str, Any]]:
 def test_a_release_comes_changes_goes_back_and_goes(cluster: Cluster) -> None:
     notes = cluster.helm("install", "headway", str(CHART), *CPU)
     assert "port-forward svc/headway-rollout-controller 8470" in notes
+    assert "http://127.0.0.1:8470/ " in notes
+    assert "nobody can control the run" in notes
     expected = {"name-resolve": 1, "reward": 2, "rollout-controller": 1, "inference": 2, "trainer": 1, "etcd": 1}
     for component, number in expected.items():
         cluster.wait_for(f"{number} pods of {component}", lambda c=component, n=number: len(pods_of(cluster, c)) == n)
     before = cluster.get("configmaps")["headway-experiment"]["data"]
 
+    notes = cluster.helm("upgrade", "headway", str(CHART), *CPU, "--set=api.tokenSecret.name=headway-api")
+    assert "get secret headway-api" in notes
     cluster.helm("upgrade", "headway", str(CHART), *CPU, "--set=experiment.content=seed: 7\nactor: {path: models/x}\n")
     assert cluster.get("configmaps")["headway-experiment"]["data"] != before
     cluster.helm("rollback", "headway", "1")
     assert cluster.get("configmaps")["headway-experiment"]["data"] == before
     history = json.loads(cluster.helm("history", "headway", "--output", "json"))
-    assert [(one["revision"], one["status"]) for one in history][-1] == (3, "deployed")
+    assert [(one["revision"], one["status"]) for one in history][-1] == (4, "deployed")
 
     cluster.helm("uninstall", "headway")
     assert not cluster.get("deployments,statefulsets,services,networkpolicies,serviceaccounts,configmaps")

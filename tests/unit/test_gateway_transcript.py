@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.trajectory import NO_VERSION, Trajectory
+from headway.gateway.calls import Chat, message_of
 from headway.gateway.errors import SessionEnded
+from headway.gateway.policy import Policy
 from headway.gateway.render import ChatRenderer
 from headway.gateway.sampling import Asked, Rule
-from headway.gateway.session import Chat, Policy, Session, message_of
+from headway.gateway.session import Session
 from headway.testing.scripted_policy import EOS, LOGPROB, CharacterTokenizer, ScriptedPolicy
 from headway.workflow import GenerationHyperparameters, ModelRequest
 
@@ -111,7 +113,7 @@ def check_evidence(made: list[Trajectory], said: list[tuple[list[int], list[int]
 
 
 @given(st.lists(SAID, min_size=1, max_size=5), actions_with(TEXT))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_answer_is_trained_on_once_after_exactly_its_own_context(
     texts: list[str], actions: list[tuple[Any, ...]]
 ) -> None:
@@ -124,7 +126,7 @@ def test_every_answer_is_trained_on_once_after_exactly_its_own_context(
 
 
 @given(st.lists(SAID, min_size=1, max_size=5), st.lists(TEXT, min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_client_that_only_goes_on_has_one_branch_without_drift(texts: list[str], questions: list[str]) -> None:
     client = Client(texts)
 
@@ -143,7 +145,7 @@ def test_a_client_that_only_goes_on_has_one_branch_without_drift(texts: list[str
     st.lists(st.sampled_from(["yes" + chr(EOS), "cut of", CALL + chr(EOS)]), min_size=1, max_size=5),
     actions_with(st.text("ab", min_size=1, max_size=4)),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_told_is_what_the_chat_template_writes(texts: list[str], actions: list[tuple[Any, ...]]) -> None:
     """With one id a character and answers without stray white space, both ways to a prompt give the same ids."""
     client = Client(texts)
