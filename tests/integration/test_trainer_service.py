@@ -137,6 +137,8 @@ async def test_a_step_that_is_not_finite_is_skipped_and_makes_no_version(tmp_pat
     assert [(commit.step, commit.version.step) for commit in seen.commits] == [(0, 1), (1, 1), (1, 2), (2, 3)]
     assert len(seen.consumed) == len(set(seen.consumed)) == 4 * BATCH
     assert seen.commits[-1].stats["num_skipped_steps"] == 1
+    until_skipped = seen.calls[: seen.calls.index(("commit", 1))]
+    assert ("fetch", 2) not in until_skipped, "a batch is asked for only when the step before it has been updated"
 
 
 def without_evidence(group: Group) -> Group:
