@@ -10,6 +10,7 @@ from headway.gateway.session import Session
 from headway.gateway.sessions import Sessions
 
 DEFAULT_TIMEOUT_S = 3600.0
+OUTSIDE = Limits(max_turns=256, max_tokens=262_144)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +87,4 @@ class Gateway:
         """
         if (policy := self._outside()) is None:
             raise Unavailable("no version of the policy is published yet")
-        return self.sessions.open_bounded(policy, timeout_s)
+        return self.sessions.open_bounded(policy, timeout_s, OUTSIDE)

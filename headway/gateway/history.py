@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from headway.errors import InvalidInput
+
 Message = Mapping[str, Any]
 """As chat templates take it: `role`, `content` (a text), and `tool_calls`, `tool_call_id`, `name` where they exist.
 The arguments of a call are a dict where they are JSON, else the text as it is."""
@@ -28,7 +30,7 @@ def history_keys(about: Any, messages: Sequence[Message]) -> list[bytes]:
         >>> history_keys(None, [said])[1] == history_keys(None, [{**said, "content": "42 "}])[1]
         True
     """
-    keys = [_digest(orjson.dumps(about, option=orjson.OPT_SORT_KEYS))]
+    keys = [digest_of(about)]
     for message in messages:
         keys.append(next_key(keys[-1], message))
     return keys
@@ -36,14 +38,23 @@ def history_keys(about: Any, messages: Sequence[Message]) -> list[bytes]:
 
 def next_key(key: bytes, message: Message) -> bytes:
     """The key of a conversation with one more message."""
-    return _digest(key, orjson.dumps(_canonical(message), option=orjson.OPT_SORT_KEYS))
+    return digest_of(_canonical(message), key)
+
+
+def digest_of(value: Any, before: bytes = b"") -> bytes:
+    """A name for a JSON-able value, the same for dicts in another order.
+
+    Raises:
+        InvalidInput: It is not JSON-able: an integer of more than 64 bits, half a surrogate pair.
+    """
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise InvalidInput(f"the messages or tools cannot be written as JSON: {error}") from error
+    return blake2b(before + text, digest_size=KEY_BYTES).digest()
 
 
 def _canonical(message: Message) -> list[Any]:
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     content = message.get("content") or ""
     return [message["role"], content.strip() if message["role"] == "assistant" else content, message.get("name"), calls]
-
-
-def _digest(*parts: bytes) -> bytes:
-    return blake2b(b"\0".join(parts), digest_size=KEY_BYTES).digest()

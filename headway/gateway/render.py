@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-import orjson
 
 from headway.errors import InvalidInput
-from headway.gateway.history import Message
+from headway.gateway.history import Message, digest_of
 from headway.workflow.api import Tokenizer
 from headway.workflow.prompts import template_ids
 from headway.workflow.turns import ANSWER, turn_ids
 
-CACHE_SIZE = 1024
+MAX_CACHED_TOKENS = 1_000_000
 
 
 class ChatRenderer:
@@ -25,6 +24,8 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._cache: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._num_cached = 0
+        """Tokens in the cache."""
 
     def first(self, messages: Sequence[Message], **kwargs: Any) -> list[int]:
         """The ids of a conversation up to where the answer begins.
@@ -45,11 +46,14 @@ class ChatRenderer:
         return self._cached((stand_in,), messages, kwargs)
 
     def _cached(self, answer: Sequence[Message], messages: Sequence[Message], kwargs: Mapping[str, Any]) -> list[int]:
-        key = orjson.dumps((answer, messages, kwargs))
-        known = self._cache.pop(key, None)
-        self._cache[key] = ids = known if known is not None else self._rendered(answer, messages, kwargs)
-        if len(self._cache) > CACHE_SIZE:
-            self._cache.popitem(last=False)
+        key = digest_of((answer, messages, kwargs))
+        if (known := self._cache.get(key)) is not None:
+            self._cache.move_to_end(key)
+            return known
+        self._cache[key] = ids = self._rendered(answer, messages, kwargs)
+        self._num_cached += len(ids)
+        while self._num_cached > MAX_CACHED_TOKENS and len(self._cache) > 1:
+            self._num_cached -= len(self._cache.popitem(last=False)[1])
         return ids
 
     def _rendered(self, answer: Sequence[Message], messages: Sequence[Message], kwargs: Mapping[str, Any]) -> list[int]:
