@@ -39,6 +39,7 @@ from services.rollout_controller.grpc_api import ControllerApi
 from services.rollout_controller.http_api import make_http_api
 from services.rollout_controller.journal import Journal
 from services.rollout_controller.line_writer import LineWriter
+from services.rollout_controller.live import open_live
 from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, Records, timed
 from services.rollout_controller.sessions import GroupSessions, SessionLines
@@ -49,6 +50,7 @@ from services.rollout_controller.workflows import Workflows
 SERVICE = "headway.v1.RolloutController"
 NAME = "services/rollout-controller"
 SERVERS = "services/inference/"
+JOURNAL = "journal.sqlite"
 PATIENCE_S = 60.0
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
     """
     access, waits = Access.of(placement.host), Waits()
     async with AsyncExitStack() as stack:
-        journal = await stack.enter_async_context(Journal(config.paths.journal / "journal.sqlite"))
+        journal = await stack.enter_async_context(Journal(config.paths.journal / JOURNAL))
         names = await stack.enter_async_context(NameClient(placement.name_resolve, config.run_name))
         rewards = await stack.enter_async_context(RewardClient(config.reward.timeout_s))
         supervisor = await stack.enter_async_context(Supervisor())
@@ -88,8 +90,11 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         stack.push_async_callback(controller.close)
         api = ControllerApi(controller, known.versions_in_use)
         status = Status(config.run_name, controller, known, time.monotonic())
-        app = make_http_api(status, controller, access, store, workflows.gateway)
+        path = config.paths.journal / JOURNAL
+        live = await stack.enter_async_context(open_live(status, controller, fleet, waits, names, supervisor, path))
+        app = make_http_api(status, controller, access, store, workflows.gateway, live)
         http_port = await stack.enter_async_context(serve_http(cast(Any, app), placement.host, placement.http_port))
+        stack.callback(live.feed.close)  # streams end before the server does
         workflows.gateway.serve_at(f"http://{placement.address(http_port)}")
         stack.push_async_callback(workflows.gateway.close)
         server = await stack.enter_async_context(

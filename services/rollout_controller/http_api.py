@@ -17,6 +17,7 @@ from services.rollout_controller.auth import Access, require_read
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.gateway_chat import chat_router
 from services.rollout_controller.gateway_sessions import session_router
+from services.rollout_controller.live import Live, live_router
 from services.rollout_controller.metrics import controller_registry
 from services.rollout_controller.openapi import install_openapi
 from services.rollout_controller.problems import install_problems
@@ -29,6 +30,7 @@ def make_http_api(
     access: Access | None = None,
     store: Store | None = None,
     gateway: Gateway | None = None,
+    live: Live | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The ASGI application.
@@ -36,6 +38,7 @@ def make_http_api(
     Args:
         access: Who may call it; None: reading is open, control closed.
         store: The trajectories of the run; None: neither they nor the page are served.
+        live: What people watch; None: it is not served.
     """
     app = FastAPI(title="Headway rollout controller", version="1", redoc_url=None)
     app.state.access = access or Access()
@@ -61,6 +64,8 @@ def make_http_api(
         return {"status": "ok"}
 
     app.include_router(read)
+    if live is not None:
+        app.include_router(live_router(live), dependencies=[Depends(require_read)])
     if gateway is not None:
         app.include_router(session_router(gateway))
         app.include_router(chat_router(gateway))

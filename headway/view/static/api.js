@@ -11,35 +11,25 @@ export class Problem extends Error {
   }
 }
 
-async function ask(path, options = {}) {
+async function ask(path) {
   const token = sessionStorage.getItem(KEY);
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const reply = await fetch(path, { ...options, headers });
+  const reply = await fetch(path, { headers });
   if (reply.status === 401) {
     await askForToken(token !== null);
-    return ask(path, options);
+    return ask(path);
   }
   return reply;
 }
 
 /** The JSON at a path. Throws a Problem when the server answers with one. */
-export async function get(path, options) {
-  const reply = await ask(path, options);
+export async function get(path) {
+  const reply = await ask(path);
   if (!reply.ok) {
     const problem = await reply.json().catch(() => ({}));
     throw new Problem(reply.status, problem.detail ?? `${path}: ${reply.status} ${reply.statusText}`);
   }
   return reply.json();
-}
-
-/** The same, or `otherwise` where the server does not have it. */
-export async function getOr(path, otherwise) {
-  try {
-    return await get(path);
-  } catch (error) {
-    if (error instanceof Problem && error.status === 404) return otherwise;
-    throw error;
-  }
 }
 
 let asking = null;
@@ -69,7 +59,7 @@ export async function follow(path, hear, tell) {
   for (let attempt = 0; ; attempt += 1) {
     try {
       const reply = await ask(path);
-      if (reply.status === 204 || reply.status === 404) return tell("over");
+      if (reply.status === 204) return tell("over");
       if (!reply.ok) throw new Problem(reply.status, reply.statusText);
       tell("live");
       attempt = 0;

@@ -1,6 +1,6 @@
 // The page: what it knows of the run, where in it one is, and the theme.
 
-import { Problem, follow, get, getOr } from "./api.js";
+import { Problem, follow, get } from "./api.js";
 import { Dashboard } from "./dashboard.js";
 import { h } from "./dom.js";
 import { GroupView } from "./group.js";
@@ -15,13 +15,15 @@ const main = document.getElementById("main");
 /** What is known of the run. */
 class Run {
   constructor() {
-    Object.assign(this, { status: null, timeline: null, history: new History(), evaluations: [], trainerSeconds: [] });
+    /** `window`: seconds of the timeline that are asked for. */
+    Object.assign(this, { status: null, timeline: null, history: new History(), evaluations: [], trainerSeconds: [], window: 60 });
   }
 
   /** Ask for everything anew; for the status only where it did not come by itself. */
   async refresh(known) {
+    const since = Math.max(0, (this.timeline?.now ?? Date.now() / 1000) - this.window);
     const [status, timeline, evaluations] = await Promise.all([
-      known ?? get("/v1/status"), getOr("/v1/timeline", null), getOr("/v1/evaluations", { ended: [] }), this.history.refresh()]);
+      known ?? get("/v1/status"), get(`/v1/timeline?since=${since}`), get("/v1/evaluations"), this.history.refresh()]);
     Object.assign(this, { status, timeline, evaluations: evaluations.ended });
     const last = status.last_step?.stats ?? {};
     this.trainerSeconds = Object.entries(last).filter(([name]) => name.startsWith("timing/") && name !== NAMES.stepS)

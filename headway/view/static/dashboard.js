@@ -19,7 +19,7 @@ export class Dashboard {
     this.now = h("p", { class: "now", hidden: true });
     this.reward = new LineChart({ label: "Reward by step", format: (y) => fixed(y) });
     this.staleness = new StalenessChart();
-    this.lanes = new Lanes();
+    this.lanes = new Lanes((seconds) => { run.window = seconds; });
     this.throughput = new LineChart({ label: "Samples a second by step", format: (y) => count(y), low: 0 });
     this.limits = h("div");
     this.discards = h("div");

@@ -15,10 +15,11 @@ const BUSY = ["f1", "busy"];
 const WINDOWS = [["1 min", 60], ["5 min", 300], ["30 min", 1800], ["all", Infinity]];
 
 export class Lanes {
-  constructor() {
+  /** `look` hears how many seconds are to be shown. */
+  constructor(look) {
     this.lanes = h("div", { class: "lanes" });
     this.readout = h("p", { class: "readout", "aria-live": "polite" });
-    this.window = h("select", { "aria-label": "How far back", onchange: () => this.#draw() },
+    this.window = h("select", { "aria-label": "How far back", onchange: () => { look(Number(this.window.value)); this.#draw(); } },
       WINDOWS.map(([name, length]) => h("option", { value: length, selected: length === 60 }, name)));
     const shown = [["f1", "busy"], ["f2", "updating weights"], ["f3", "evaluating"], ["f6", "waiting"], ["f4", "other"], ["f5", "lost"]];
     const legend = h("ul", { class: "legend" }, shown.map(([colour, name]) => h("li", {}, h("span", { class: `swatch ${colour}` }), name)));
