@@ -259,6 +259,15 @@ async def test_a_client_that_goes_withdraws_its_request(is_stream: bool) -> None
         assert session.transcript.turns == {}
 
 
+async def test_a_client_that_leaves_a_stream_withdraws_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.rollout_controller.gateway_http.PING_S", 0.01)
+    async with serve(answers("42")) as here, openai_client((await here.open())[1]) as client:
+        here.engine.hold()
+        stream = await client.chat.completions.create(model="m", messages=[QUESTION], stream=True)
+        await stream.close()
+        await here.engine.until(lambda engine: engine.num_withdrawn == 1)
+
+
 async def test_a_long_wait_is_bridged_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.rollout_controller.gateway_http.PING_S", 0.01)
     for script, expected in ((answers("42"), "42"), (answers(ServerLost("all are gone")), "all are gone")):
