@@ -27,11 +27,12 @@ from typing import Any, TypeVar
 from services.rollout_controller.journal_store import JournalBroken, JournalStore, StoredGroup
 
 MAX_OPERATIONS = 256
-"""Operations in one transaction."""
+"""Operations in one transaction, but for those that came in the same turn of the loop."""
 PAGE_BYTES = 1 << 20
 """Groups that are read, and sent, at once."""
 T = TypeVar("T")
 Operation = Callable[[JournalStore], Any]
+Entry = tuple[Operation, "asyncio.Future[Any]"]
 
 
 class Journal:
@@ -44,7 +45,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._operations: queue.SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._gathered: list[Entry] = []
+        """Of this turn of the loop: they go to the writer together, so that a batch of groups is one fsync."""
+        self._operations: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="journal-read")
         self._writer: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
@@ -64,6 +67,7 @@ class Journal:
     async def __aexit__(self, *_: object) -> None:
         """Write what is queued, then close."""
         self._is_closed = True
+        self._hand_over()
         self._operations.put(None)
         if self._writer is not None:
             await asyncio.to_thread(self._writer.join)
@@ -81,8 +85,15 @@ class Journal:
         if self._is_closed:
             raise JournalBroken(f"journal {self.path} is closed")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._operations.put((operation, future))
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append((operation, future))
         return future
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            self._operations.put(self._gathered)
+            self._gathered = []
 
     async def read(self, query: Callable[[JournalStore], T]) -> T:
         """Ask for what has been written, beside the writer."""
@@ -120,28 +131,26 @@ class Journal:
     def _write_all(self) -> None:
         """The writer's thread: take what has come, write it in one transaction, then answer."""
         while True:
-            batch = self._next_batch()
-            outcomes = self._write_batch([entry for entry in batch if entry is not None])
-            if outcomes:
+            batch, is_last = self._next_batch()
+            if batch:
+                outcomes = self._write_batch(batch)
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     self._loop.call_soon_threadsafe(_answer, outcomes)
-            if None in batch:
+            if is_last:
                 return
 
-    def _next_batch(self) -> list[tuple[Operation, "asyncio.Future[Any]"] | None]:
-        batch = [self._operations.get()]
-        while batch[-1] is not None and len(batch) < MAX_OPERATIONS:
-            try:
-                batch.append(self._operations.get_nowait())
-            except queue.Empty:
-                break
-        return batch
+    def _next_batch(self) -> tuple[list[Entry], bool]:
+        """What has come, and whether nothing comes any more; waits for something."""
+        batch: list[Entry] = []
+        gathered = self._operations.get()
+        while gathered is not None:
+            batch += gathered
+            if len(batch) >= MAX_OPERATIONS or self._operations.empty():
+                return batch, False
+            gathered = self._operations.get()
+        return batch, True
 
-    def _write_batch(
-        self, batch: Sequence[tuple[Operation, "asyncio.Future[Any]"]]
-    ) -> list[tuple["asyncio.Future[Any]", Any]]:
-        if not batch:
-            return []
+    def _write_batch(self, batch: Sequence[Entry]) -> list[tuple["asyncio.Future[Any]", Any]]:
         try:
             with self._store.transaction():
                 results = [operation(self._store) for operation, _ in batch]
