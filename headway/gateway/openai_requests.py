@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from headway.gateway.calls import Chat
 from headway.gateway.errors import Unsupported
 from headway.gateway.sampling import Asked
-from headway.gateway.wire import Body, TextPart, arguments_of, text_of
+from headway.gateway.wire import Body, TextPart, arguments_of, text_of, without_nulls
 
 MAX_CHOICES = 128
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -44,8 +44,11 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return without_nulls(data) if isinstance(data, Mapping) else data
 
     def plain(self) -> dict[str, Any]:
         """As chat templates take it."""

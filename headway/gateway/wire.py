@@ -31,7 +31,13 @@ class Body(BaseModel):
         for name, values in cls.neutral.items():
             if name in data and data[name] is not None and data[name] not in values:
                 raise Unsupported(name, f"{name!r} is not supported{_but(values)}; it was {data[name]!r}")
-        return {name: value for name, value in data.items() if name not in cls.harmless and name not in cls.neutral}
+        left = {name: value for name, value in data.items() if name not in cls.harmless and name not in cls.neutral}
+        return without_nulls(left)
+
+
+def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that say nothing: clients write null for what they leave out, also under names of their own."""
+    return {name: value for name, value in data.items() if value is not None}
 
 
 def _but(values: tuple[Any, ...]) -> str:

@@ -194,7 +194,8 @@ async def test_what_changes_nothing_is_accepted() -> None:
     async with serve(answers("42")) as here, openai_client((await here.open())[1]) as client:
         await client.chat.completions.create(
             model="m",
-            messages=[QUESTION],
+            messages=[{**QUESTION, "provider_specific_fields": None}],
+            extra_body={"beams": None},
             user="me",
             metadata={"a": "b"},
             store=False,
