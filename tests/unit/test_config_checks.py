@@ -43,6 +43,16 @@ AREAL = Path(__file__).with_name("areal_files") / "gsm8k_grpo.yaml"
         (["gconfig.max_tokens=1024"], "prompts of up to 1024 tokens leave nothing of gconfig.max_tokens 1024"),
         (["actor.temperature=0.5"], "is 0.5, gconfig.temperature is 1.0"),
         (["actor.max_new_tokens=7"], "is 7, gconfig.max_new_tokens is 1024"),
+        (["actor.use_lora=true"], "an adapter is small and travels through the shared folder: write `disk`"),
+        (["actor.use_lora=true", "actor.weight_update_mode=disk"], None),
+        (
+            ["actor.use_lora=true", "actor.weight_update_mode=disk", "inference.engine=vllm"],
+            "served by SGLang and the built-in engine only",
+        ),
+        (
+            ["actor.use_lora=true", "actor.weight_update_mode=disk", "allocation_mode=sglang:d4+d2t2"],
+            "does not go with tensor parallel training",
+        ),
         (["actor.use_sapo_loss=true"], "SAPO has no decoupled form"),
         (["actor.use_sapo_loss=true", "actor.use_cispo_loss=true", "actor.use_decoupled_loss=false"], "keep one"),
         (["actor.overlong_reward_penalty=true"], "actor.overlong_tokens: is needed by actor.overlong_reward_penalty"),
