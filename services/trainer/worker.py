@@ -116,6 +116,7 @@ class TorchWorker:
         """Write the weights, or the adapter alone where one is trained, as a version; rank 0 returns what it wrote."""
         engine, is_adapter = self.engine, self._config.actor.use_lora
         tensors = engine.full_lora_state_dict() if is_adapter else engine.full_state_dict()
+        self._rest()
         if engine.rank != 0:
             return None
         if self._store is None:
@@ -156,8 +157,14 @@ class TorchWorker:
         if self._saving is not None:
             self._saving.result()
         copied = copy_tensors(self.engine.state_dict())
+        self._rest()
         self._saving = in_background("save", lambda: save_tensors(folder, copied, self._save_group))
         return self._saving
+
+    def _rest(self) -> None:
+        """Until the next step nothing computes: leave the GPU to others, where the file says so."""
+        if self._config.enable_offload:
+            self.engine.offload()
 
     def restore(self, folder: Path, step: int) -> None:
         """Load this rank's part of a checkpoint."""
