@@ -7,8 +7,9 @@
 `bare`      aiohttp and orjson alone: one POST a sample, answered whole, nothing checked
 `areal`     AReaL's RemoteInfEngine.agenerate with its SGLang backend; PYTHON is that of an environment with areal 1.0.4
 
-The servers are two processes of `headway.testing.scripted_engine`, which answer at once. Each peer is a process of its
-own, whose CPU time is counted, user and system. Rounds take turns; the median is shown.
+The servers are two processes of `headway.testing.scripted_engine`, which answer at once, and stream what is new, as the
+inference agent has SGLang do. Each peer is a process of its own, whose CPU time is counted, user and system. Rounds
+take turns; the median is shown.
 """
 
 import argparse
@@ -82,6 +83,7 @@ uvloop.run(main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv
 def servers(count: int = 2) -> Iterator[list[str]]:
     """Scripted servers that answer at once; their addresses."""
     words = [sys.executable, "-m", "headway.testing.scripted_engine", "--tokens-per-s", "inf", "--label", "v1.0"]
+    words.append("--incremental")
     processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         yield [process.stdout.readline().strip() for process in processes if process.stdout is not None]

@@ -173,12 +173,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tokens-per-s", type=float, default=100.0)
     parser.add_argument("--label", default="default", help="the version it serves at first")
+    parser.add_argument("--incremental", action="store_true", help="streams carry what is new")
     arguments = parser.parse_args()
     asyncio.run(_serve(arguments))
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
     engine = ScriptedEngine(arguments.kind, label=arguments.label, tokens_per_s=arguments.tokens_per_s)
+    engine.script.is_incremental = arguments.incremental
     await engine.start(arguments.host, arguments.port)
     print(engine.url, flush=True)
     await asyncio.Event().wait()

@@ -1,4 +1,8 @@
-"""SGLang as the engine: `python -m sglang.launch_server`, or what `inference.command` says."""
+"""SGLang as the engine: `python -m sglang.launch_server`, or what `inference.command` says.
+
+Its streams carry what is new: by default each event repeats the whole reply with all log-probabilities, which makes a
+reply of n events cost both sides n / 2 replies.
+"""
 
 import sys
 from collections.abc import AsyncIterator
@@ -49,6 +53,8 @@ def command_of(config: ExperimentConfig, placement: Placement, folder: Path, lab
     flags = config.sglang.model_copy(update={"model_path": str(folder)})
     if flags.random_seed is None:
         flags = flags.model_copy(update={"random_seed": config.seed + _number(placement.instance)})
+    if "incremental_streaming_output" not in flags.flags():
+        flags = flags.model_copy(update={"incremental_streaming_output": True})
     if config.actor.use_lora:
         flags = flags.model_copy(update=_adapter_flags(config))
     address = ["--host", placement.host, "--port", str(port), "--weight-version", label]

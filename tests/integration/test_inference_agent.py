@@ -20,7 +20,7 @@ from headway.runtime.probe import probe
 from headway.runtime.service import Placement
 from services.inference import app
 from services.inference.child import ask, free_port
-from services.inference.sglang import start_sglang
+from services.inference.sglang import command_of, start_sglang
 from services.inference.tiny_model import save_tiny_model
 from services.name_resolve import app as name_resolve
 
@@ -134,7 +134,7 @@ async def test_weights_that_are_not_those_published_are_refused(tmp_path: Path) 
                 pass
 
 
-def outside(tmp_path: Path, flags: dict[str, str] | None = None) -> ExperimentConfig:
+def outside(tmp_path: Path, flags: dict[str, object] | None = None) -> ExperimentConfig:
     script = tmp_path / "engine.py"
     script.write_text(FAKE_ENGINE)
     made = experiment(tmp_path, engine="sglang", command=[sys.executable, str(script)], start_timeout_s=20)
@@ -152,6 +152,13 @@ async def test_an_outside_engine_is_a_child_that_ends_with_the_agent(tmp_path: P
             assert os.getpgid(pid) == pid
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_sglang_streams_what_is_new_unless_told_otherwise(tmp_path: Path) -> None:
+    flag = "--incremental-streaming-output"
+    assert flag in command_of(outside(tmp_path), Placement(), tmp_path, "v1.0", 1)
+    told = outside(tmp_path, {"incremental_streaming_output": False})
+    assert flag not in command_of(told, Placement(), tmp_path, "v1.0", 1)
 
 
 async def test_an_engine_that_asks_for_keys_is_shown_them(tmp_path: Path) -> None:
