@@ -153,7 +153,8 @@ export class Dashboard {
   #fleet(status) {
     if (!status.servers.length) return this.fleet.replaceChildren(h("p", { class: "muted" }, "No engine is registered."));
     const published = stepOf(status.published_version);
-    const rows = status.servers.map((server) => {
+    const servers = [...status.servers].sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
+    const rows = servers.map((server) => {
       const behind = server.served_version === null ? null : published - stepOf(server.served_version);
       return h("tr", {}, h("td", {}, server.name),
         h("td", {}, h("span", { class: `chip ${server.state === "serving" ? "ok" : "warn"}` }, server.state)),
