@@ -1,7 +1,7 @@
 """`/v1/groups` and `/v1/trajectories`. Handlers are plain functions: they read files, in threads beside the loop."""
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 
@@ -40,7 +40,7 @@ def trajectories_router(store: Store) -> APIRouter:
         min_step: Step = None,
         max_step: Step = None,
         sort: Sort = "step",
-        order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
+        order: Literal["asc", "desc"] = "desc",
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
         cursor: Annotated[str | None, Query(max_length=400, description="`next` of the page before.")] = None,
     ) -> GroupPage:
