@@ -45,6 +45,8 @@ class ScriptedController(RolloutControllerServicer):
     make_group: MakeGroup
     staleness: int = 0
     """How many versions old the tokens of every batch are, where there were so many."""
+    eta: int = 1
+    """The staleness bound that it says holds."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[str, bytes] = field(default_factory=dict)
     """Every task that was ever submitted, in order."""
@@ -104,7 +106,12 @@ class ScriptedController(RolloutControllerServicer):
                     self.pending[task.task_id] = None
         async with self.changed:
             self.changed.notify_all()
-        return pb.SubmitReply(num_new=num_new, num_outstanding=len(self.pending), incarnation=self.incarnation)
+        return pb.SubmitReply(
+            num_new=num_new,
+            num_outstanding=len(self.pending),
+            incarnation=self.incarnation,
+            max_head_offpolicyness=self.eta,
+        )
 
     async def FetchBatch(self, request: pb.FetchBatchRequest, context: Any) -> AsyncIterator[pb.FetchBatchReply]:
         self._check(request.fencing_token, f"fetch {request.step}")
@@ -117,7 +124,9 @@ class ScriptedController(RolloutControllerServicer):
             self.fetches.append((request.step, is_replay))
             self.changed.notify_all()
         groups = self.batches[request.step]
-        header = pb.BatchHeader(step=request.step, num_groups=len(groups), is_replay=is_replay)
+        header = pb.BatchHeader(
+            step=request.step, num_groups=len(groups), is_replay=is_replay, max_head_offpolicyness=self.eta
+        )
         yield pb.FetchBatchReply(header=header)
         for group in groups:
             yield pb.FetchBatchReply(groups=[group_to_wire(group).SerializeToString()])

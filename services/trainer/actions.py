@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from services.trainer.controller_client import ControllerClient
 from services.trainer.phases import Phase, Phases
 from services.trainer.ranks import Ranks
 from services.trainer.schedule import RunLength
-from services.trainer.statistics import Stats, StatsLogger, evaluation_stats
+from services.trainer.statistics import Stats, StatsLogger
 from services.trainer.tracing import PhaseTrace
 from services.trainer.warm_start import WarmStartPlan
 from services.trainer.weights import WrittenVersion
@@ -83,6 +84,8 @@ class Progress:
     """The batch of the step in hand is booked as consumed."""
     checkpointed: PolicyVersion | None = None
     """The version of the last checkpoint."""
+    unlogged: Stats | None = None
+    """Statistics of the last step, which wait for the evaluation of its version; None: they are written."""
     stop_reason: str | None = None
     saves: "list[asyncio.Future[Path]]" = field(default_factory=list)
 
@@ -92,27 +95,38 @@ class Actions:
 
     Args:
         progress: Shared with the loop, which moves it.
+        publishing: Entered to make a version the published one.
     """
 
-    def __init__(self, parts: Parts, progress: Progress) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        progress: Progress,
+        publishing: Callable[[PolicyVersion], AbstractAsyncContextManager[None]],
+    ) -> None:
         self._parts = parts
         self._progress = progress
+        self._publishing = publishing
         self._config = parts.config
         self._phases = parts.phases
         self._writing: asyncio.Task[Path] | None = None
         """The last checkpoint's writing."""
 
     async def publish(self, version: PolicyVersion) -> None:
-        """Write the weights, and make them the published version."""
+        """Write the weights, and make them the published version, once no evaluation needs the one before."""
         with self._phases(Phase.WRITE):
             written: WrittenVersion = await self._parts.ranks.call("write", version, self._progress.parent)
+        async with self._publishing(version):
+            await self._publish(version, written)
+        self._progress.parent = version
+
+    async def _publish(self, version: PolicyVersion, written: WrittenVersion) -> None:
         with self._phases(Phase.PUBLISH):
             token = self._parts.fencing_token
             await _patiently(
                 f"publish {version.label}",
                 lambda: self._parts.publisher.publish_version(version, written.manifest_sha256, token),
             )
-        self._progress.parent = version
 
     async def commit(self, step: int, stats: Stats) -> None:
         """Say that `step` has consumed its batch, and remove the versions that no server needs any more."""
@@ -120,19 +134,6 @@ class Actions:
             finite = {name: value for name, value in stats.items() if math.isfinite(value)}
             needed = await self._parts.controller.commit(step, self._progress.version, finite)
             await self._parts.ranks.call_here("remove_weights", needed, KEEP_NEWEST)
-
-    async def evaluate(self) -> Stats:
-        """Held-out reward of the version in hand, which is the published one."""
-        tasks = self._parts.evaluation_tasks
-
-        def on_result(count: int) -> None:
-            self._phases.progress = count / len(tasks)
-
-        with self._phases(Phase.EVALUATE):
-            results = await self._parts.controller.evaluate(
-                self._progress.version, self._config.evaluation_gconfig.n_samples, tasks, on_result
-            )
-        return evaluation_stats(results)
 
     async def checkpoint(self, tasks: Mapping[str, Any]) -> "asyncio.Task[Path]":
         """Take a checkpoint of the state between two steps; one that is still being written is waited for first.
@@ -144,7 +145,9 @@ class Actions:
             Writes the checkpoint, beside training, and ends when it is complete.
         """
         progress = self._progress
-        record = TrainerRecord(progress.version, tasks, progress.num_skipped, progress.num_samples, progress.trained_s)
+        record = TrainerRecord(
+            progress.version, tasks, progress.num_skipped, progress.num_samples, progress.trained_s, progress.unlogged
+        )
         with self._phases(Phase.CHECKPOINT):
             await self.checkpoint_written()
             aside = await asyncio.to_thread(self._parts.checkpoints.begin, progress.version)

@@ -34,6 +34,7 @@ from services.trainer.grpc_api import SERVICE, TrainerApi
 from services.trainer.leadership import Office, leading
 from services.trainer.loop import TrainLoop
 from services.trainer.metrics import trainer_metrics
+from services.trainer.phase_log import PhaseLog
 from services.trainer.phases import Phase, Phases
 from services.trainer.ranks import Ranks, TorchThread, follow, rank_of_this_process
 from services.trainer.start import find_start
@@ -139,8 +140,12 @@ class Trainer:
     phases: Phases
     ranks: Ranks
     waits: Waits = field(default_factory=Waits)
+    phase_log: PhaseLog = field(init=False)
     loop: TrainLoop | None = None
     statistics: StatsLogger | None = None
+
+    def __post_init__(self) -> None:
+        self.phase_log = PhaseLog(self.phases)
 
     async def train(self, names: NameClient, supervisor: Supervisor) -> None:
         """From data and model to the end of the run."""
@@ -158,8 +163,9 @@ class Trainer:
         settings = self.config.recover
         checkpoints = CheckpointStore(self.config.paths.recover, settings.keep_last, self.phases.mark)
         start = await find_start(self.config, checkpoints, names)
-        step = start.checkpoint.record.version.step if start.checkpoint else 0
-        self.statistics = await asyncio.to_thread(StatsLogger, self.config, data.length.total_steps, step)
+        self.statistics = await asyncio.to_thread(
+            StatsLogger, self.config, data.length.total_steps, start.last_logged_step
+        )
         controller = ControllerClient(lambda: _find_controller(names), office.fencing_token, self.waits)
         parts = Parts(
             config=self.config,

@@ -102,7 +102,7 @@ def checked_batch(config: ExperimentConfig, fetched: FetchedBatch) -> StepBatch:
     expected = config.rollout.consumer_batch_size
     if len(fetched.groups) != expected:
         raise InvalidInput(f"the batch of step {fetched.step} has {len(fetched.groups)} groups, not {expected}")
-    eta = None if config.rollout.staleness_policy == "allow" else config.rollout.max_head_offpolicyness
+    eta = None if config.rollout.staleness_policy == "allow" else fetched.eta
     check_versions(fetched.groups, fetched.step, eta)
     check_lengths(fetched.groups, config.actor.mb_spec.max_tokens_per_mb)
     return StepBatch(fetched, SampleBatch.from_groups(fetched.groups))

@@ -52,6 +52,8 @@ class TrainerRecord:
     """Sequences trained on so far."""
     trained_s: float = 0.0
     """Wall time of all steps so far, seconds."""
+    unlogged: dict[str, float] | None = None
+    """Statistics of the step that made these weights, where an evaluation was to be added to them; None: written."""
 
 
 @dataclass(frozen=True, slots=True)

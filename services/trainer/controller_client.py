@@ -67,6 +67,8 @@ class Submitted:
     """Tasks pending, running or ready."""
     incarnation: str
     """Changes when the controller restarts."""
+    eta: int
+    """The staleness bound that holds now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class FetchedBatch:
     is_replay: bool
     waited_s: float
     num_masked_tokens: int
+    eta: int
+    """The staleness bound under which it was composed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class ControllerClient:
                 yield pb.SubmitRequest(tasks=[_to_wire(task) for task in tasks[start : start + TASKS_IN_MESSAGE]])
 
         reply = await self._repeat("submit tasks", lambda stub: stub.Submit(requests(), timeout=CALL_S))
-        return Submitted(reply.num_new, reply.num_outstanding, reply.incarnation)
+        return Submitted(reply.num_new, reply.num_outstanding, reply.incarnation, reply.max_head_offpolicyness)
 
     async def fetch_batch(self, step: int, num_groups: int) -> FetchedBatch:
         """The batch of a step; waits until it is complete, however long.
@@ -140,7 +144,8 @@ class ControllerClient:
             parts = [part async for part in stub.FetchBatch(request, timeout=PIECE_S)]
             header = parts[0].header
             groups = tuple(group_from_bytes(group) for part in parts for group in part.groups)
-            return FetchedBatch(step, groups, header.is_replay, header.waited_s, header.num_masked_tokens)
+            told = header.num_masked_tokens, header.max_head_offpolicyness
+            return FetchedBatch(step, groups, header.is_replay, header.waited_s, *told)
 
         what = f"{num_groups} ready groups for step {step}"
         with self._waits.waiting_for(what):
@@ -164,10 +169,8 @@ class ControllerClient:
         reply = await self._repeat("forget batches", lambda stub: stub.ForgetBefore(request, timeout=CALL_S))
         return int(reply.num_groups_forgotten)
 
-    async def evaluate(
-        self, version: PolicyVersion, num_samples: int, tasks: Sequence[Task], on_result: Callable[[int], None]
-    ) -> list[EvaluatedTask]:
-        """Roll out `tasks` with one version; `on_result` hears how many have ended. A lost stream starts anew."""
+    async def evaluate(self, version: PolicyVersion, num_samples: int, tasks: Sequence[Task]) -> list[EvaluatedTask]:
+        """Roll out `tasks` with one version. A lost stream starts anew."""
 
         async def requests() -> AsyncIterator[pb.EvaluateRequest]:
             header = pb.EvaluateHeader(version=version_to_wire(version), num_samples=num_samples)
@@ -182,7 +185,6 @@ class ControllerClient:
                     async for reply in stub.Evaluate(requests()):
                         silence.reschedule(asyncio.get_running_loop().time() + EVALUATION_SILENCE_S)
                         results.append(_evaluated(reply))
-                        on_result(len(results))
             except TimeoutError:
                 raise TimedOut(f"{what}: nothing finished for {EVALUATION_SILENCE_S:.0f} s") from None
             return results

@@ -1,6 +1,7 @@
-"""The trainer's gRPC service: status, save, stop."""
+"""The trainer's gRPC service: status, save, evaluate, stop."""
 
 import logging
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from headway.core.version import PolicyVersion
@@ -10,6 +11,7 @@ from headway.runtime.wire import version_to_wire
 from headway.v1 import trainer_pb2 as pb
 from headway.v1.trainer_pb2_grpc import TrainerServicer
 from services.trainer.loop import TrainLoop
+from services.trainer.phase_log import PhaseLog
 from services.trainer.phases import Phase, Phases
 from services.trainer.statistics import StatsLogger
 
@@ -34,6 +36,7 @@ class TrainerView(Protocol):
     """What the service shows and steers; the loop is there once this trainer leads."""
 
     phases: Phases
+    phase_log: PhaseLog
     waits: Waits
     loop: TrainLoop | None
     statistics: StatsLogger | None
@@ -53,15 +56,21 @@ class TrainerApi(TrainerServicer):
             phase_progress=phases.progress,
             stats=self._view.statistics.last if self._view.statistics else {},
             waits=[pb.TrainerWait(what=wait.what, since_s=wait.since_s) for wait in self._view.waits.snapshot()],
+            phases=[pb.TrainerPhaseSpan(**asdict(span)) for span in self._view.phase_log.after(request.after_phase)],
         )
         if loop is not None:
             status.version.CopyFrom(version_to_wire(loop.progress.version))
             status.total_steps = loop.total_steps
+            if loop.evaluating is not None:
+                status.evaluating.CopyFrom(version_to_wire(loop.evaluating))
         return status
 
     async def Save(self, request: pb.SaveRequest, context: Any) -> pb.SaveReply:
         path = await self._leading().save()
         return pb.SaveReply(version=version_to_wire(PolicyVersion.parse(path.name)), path=str(path))
+
+    async def StartEvaluation(self, request: pb.StartEvaluationRequest, context: Any) -> pb.StartEvaluationReply:
+        return pb.StartEvaluationReply(version=version_to_wire(await self._leading().evaluate()))
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:
         reason = request.reason or "asked to"

@@ -2,11 +2,15 @@
 
     start:  fresh: warm start -> publish v{term}.0 -> evaluate        recovered: checkpoint c -> replay
     step s: wait for batch s -> log-probs, advantages, update -> write, publish v{term}.{s+1} -> evaluate when due
-            -> commit s -> checkpoint (written beside what comes next), export when due -> log
+            -> commit s -> log -> checkpoint (written beside what comes next), export when due
     end:    export -> finished
 
 Step s consumes batch s with version (term, s) and makes (term, s + 1). Batch s + 1 is asked for after the update and
 arrives while the weights are written: composed earlier, it would wait for a whole step while its tokens age.
+
+An evaluation runs beside training, and the next version is published when it has ended; see `evaluation.py`. The
+statistics of its step are written with its result; a checkpoint meanwhile carries them, and who continues from it
+evaluates anew.
 
 Skipped steps. A loss or gradient that is not finite changes nothing. The step is committed with the version that it
 started from: its groups are consumed, and the same step begins again with a new batch, so the step number goes on
@@ -32,6 +36,7 @@ from headway.errors import HeadwayError
 from services.trainer.actions import Actions, Parts, Progress
 from services.trainer.batches import BatchSource, HistoryLost, StepBatch
 from services.trainer.checkpoint import Checkpoint
+from services.trainer.evaluation import Evaluation
 from services.trainer.phases import Phase
 from services.trainer.schedule import Due
 from services.trainer.start import Start
@@ -54,7 +59,8 @@ class TrainLoop:
             PolicyVersion(parts.term, start.checkpoint.record.version.step if start.checkpoint else 0),
             start.published_step,
         )
-        self._actions = Actions(parts, self.progress)
+        self._evaluation = Evaluation(parts)
+        self._actions = Actions(parts, self.progress, self._evaluation.publishing)
         self.feeder = TaskFeeder(parts.dataset, parts.controller, self._need)
         self._batches = BatchSource(parts.config, parts.controller, start.published_step)
         now = time.monotonic()
@@ -89,6 +95,7 @@ class TrainLoop:
             if self._feeding is not None:
                 self._feeding.cancel()
                 await asyncio.wait({self._feeding})
+            await self._evaluation.close()
             await self._batches.close()
             for save in self.progress.saves:
                 save.cancel()
@@ -99,6 +106,20 @@ class TrainLoop:
         self.progress.saves.append(saved)
         self._wake.set()
         return await saved
+
+    async def evaluate(self) -> PolicyVersion:
+        """Begin a held-out evaluation of the published version, beside training; returns the version.
+
+        Raises:
+            InvalidInput: There are no held-out tasks.
+            Unavailable: Nothing is published yet.
+        """
+        return await self._evaluation.request()
+
+    @property
+    def evaluating(self) -> PolicyVersion | None:
+        """The version that is evaluated now."""
+        return self._evaluation.running
 
     def stop(self, reason: str) -> None:
         """End after the running step, with a checkpoint where recovery is on."""
@@ -125,6 +146,8 @@ class TrainLoop:
         self._phases.take_seconds()
         if start.checkpoint is None:
             await self._after_start()
+        elif (unlogged := start.checkpoint.record.unlogged) is not None and step >= start.published_step:
+            self._log(unlogged, is_evaluated=True)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
         record = checkpoint.record
@@ -141,8 +164,7 @@ class TrainLoop:
         """A run that begins at step 0: held-out accuracy of the initial model, and a first checkpoint."""
         is_published = self._start.published_step <= 0
         if self._config.evaluator.at_start and is_published and self._parts.evaluation_tasks:
-            stats = await self._actions.evaluate()
-            self._parts.statistics.write(0, self.progress.version, stats)
+            self._log({}, is_evaluated=True)
         if self.is_recoverable:
             await self._actions.checkpoint(self.feeder.state())
 
@@ -150,6 +172,7 @@ class TrainLoop:
         reason = self.progress.stop_reason
         if reason is not None:
             log.info("stops at step %d: %s", self.progress.version.step, reason)
+        await self._evaluation.ended()
         if self.is_recoverable and self.progress.checkpointed != self.progress.version:
             await self._actions.checkpoint(self.feeder.state())
         if reason is None:
@@ -220,19 +243,30 @@ class TrainLoop:
         if is_caught_up:
             await self._actions.publish(version)
         stats = self._stats_of(batch, update)
-        if is_caught_up and self._is_evaluation_due(version.step):
-            stats |= await self._actions.evaluate()
         progress.trained_s += time.monotonic() - started
         stats |= timing_stats(self._phases.take_seconds(), batch.samples.num_samples, batch.samples.num_tokens)
         await self._actions.commit(before.step, stats)
         self._batches.forget(before.step)
+        with self._phases(Phase.LOG):
+            self._log(stats, is_evaluated=is_caught_up and self._is_evaluation_due(version.step))
         now = time.monotonic()
         if self.is_recoverable and self._recover.is_due(version.step, now):
             await self._actions.checkpoint(self.feeder.state())
         if self._saver.is_due(version.step, now) and is_caught_up and version.step < self.total_steps:
             await self._actions.export()
-        with self._phases(Phase.LOG):
-            self._parts.statistics.write(version.step, version, stats)
+
+    def _log(self, stats: Stats, is_evaluated: bool) -> None:
+        """Write the statistics of the version in hand; where it is to be evaluated, when that has ended."""
+        if not is_evaluated:
+            self._parts.statistics.write(self.progress.version.step, self.progress.version, stats)
+            return
+        self.progress.unlogged = stats
+        self._evaluation.begin().add_done_callback(partial(self._log_evaluated, self.progress.version))
+
+    def _log_evaluated(self, version: PolicyVersion, evaluation: "asyncio.Task[Stats]") -> None:
+        stats, self.progress.unlogged = self.progress.unlogged, None
+        if stats is not None and not evaluation.cancelled() and evaluation.exception() is None:
+            self._parts.statistics.write(version.step, version, stats | evaluation.result())
 
     async def _skip(self, batch: StepBatch) -> None:
         """Nothing was changed: consume the batch without making a version."""
@@ -251,7 +285,7 @@ class TrainLoop:
             )
 
     def _stats_of(self, batch: StepBatch, update: Stats) -> Stats:
-        stats = batch_stats(batch.fetched, self._config.rollout.max_head_offpolicyness) | update
+        stats = batch_stats(batch.fetched, batch.fetched.eta) | update
         stats["rollout/invalid_tokens"] = float(batch.samples.num_invalid_tokens)
         stats["num_skipped_steps"] = float(self.progress.num_skipped)
         stats["epoch"] = float(self._parts.length.epochs_at(self.progress.version.step))
@@ -283,7 +317,8 @@ class TrainLoop:
         first = max(step, self.progress.published_step)
         num_arrived = sum(self._batches.has(step) for step in (first, first + 1))
         num_left = max(0, self.total_steps - first - num_arrived)
-        num_ahead = self._config.rollout.max_head_offpolicyness + 2
+        eta = self._config.rollout.max_head_offpolicyness if self.feeder.eta is None else self.feeder.eta
+        num_ahead = eta + 2
         num_unconsumed = self.total_steps - step - self.progress.is_consuming
         return Need(min(num_ahead, num_left) * batch_size, num_unconsumed * batch_size)
 

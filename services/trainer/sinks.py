@@ -30,7 +30,7 @@ class JsonlSink:
 
     def __init__(self, path: Path, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_until(path, step) if step > 0 and path.exists() else []
+        kept = _lines_until(path, step) if path.exists() else []
         aside = path.with_suffix(".new")
         aside.write_bytes(b"".join(kept))
         aside.replace(path)

@@ -19,6 +19,14 @@ class Start:
     is_fresh: bool
     """Nothing of an earlier run of this trial counts."""
 
+    @property
+    def last_logged_step(self) -> int:
+        """Step of the last statistics that an earlier life of the run has written, and that stay; -1: none."""
+        if self.checkpoint is None:
+            return -1
+        step, unlogged = self.checkpoint.record.version.step, self.checkpoint.record.unlogged
+        return step if unlogged is None or step < self.published_step else step - 1
+
 
 async def find_start(config: ExperimentConfig, checkpoints: CheckpointStore, names: NameClient) -> Start:
     """Where training begins, as `recover.mode` says.

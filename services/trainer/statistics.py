@@ -107,7 +107,7 @@ class StatsLogger:
     Args:
         config: Says which sinks there are.
         total_steps: Shown on the console.
-        step: Completed steps at the start; later records of an earlier life of the run are replaced.
+        step: Of the last record of an earlier life of the run that stays; later ones are replaced. -1: none stays.
     """
 
     def __init__(self, config: ExperimentConfig, total_steps: int, step: int) -> None:
@@ -115,7 +115,7 @@ class StatsLogger:
         self._sinks: dict[str, Sink] = {}
         for name, make in sinks_of(config, step):
             self._attempt(name, partial(self._add, name, make))
-        self._last_step = step if step > 0 else -1
+        self._last_step = step
         self.last: Stats = {}
 
     def write(self, step: int, version: PolicyVersion, stats: Mapping[str, float]) -> None:

@@ -75,6 +75,8 @@ class TaskFeeder:
         self._unsent: list[Task] = []
         self._incarnation = ""
         self._changed = asyncio.Event()
+        self.eta: int | None = None
+        """The staleness bound that the controller said last; None: it has said nothing yet."""
         self._clock = clock
         self._short_since = math.inf
 
@@ -156,7 +158,7 @@ class TaskFeeder:
         if self._incarnation not in ("", submitted.incarnation):
             log.info("the rollout controller has restarted: %d tasks are submitted again", len(self._outstanding))
             submitted = await self._controller.submit(list(self._outstanding.values()))
-        self._incarnation = submitted.incarnation
+        self._incarnation, self.eta = submitted.incarnation, submitted.eta
         return submitted
 
     def _take(self) -> Task:

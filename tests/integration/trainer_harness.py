@@ -90,7 +90,7 @@ async def stage(
     config_file = folder / "experiment.yaml"
     config_file.write_text(json.dumps(content))
     config = ExperimentConfig.model_validate(content)
-    controller = make(random_group)
+    controller = make(random_group, eta=config.rollout.max_head_offpolicyness)
     async with name_resolve.run(config, Placement()) as running:
         address = f"127.0.0.1:{running.ports['grpc']}"
         async with NameClient(address, config.run_name) as names, serve(controller) as controller_address:

@@ -28,7 +28,7 @@ def records(config: ExperimentConfig) -> list[dict[str, object]]:
 
 def test_the_staleness_histogram_covers_gradient_carrying_tokens() -> None:
     groups = (random_group("0/1", 5), random_group("0/2", 3))
-    stats = batch_stats(FetchedBatch(5, groups, False, 0.25, 7), eta=2)
+    stats = batch_stats(FetchedBatch(5, groups, False, 0.25, 7, 2), eta=2)
     new, old = (sum(int(sample.loss_mask.sum()) for sample in group.trajectories) for group in groups)
     assert stats["rollout/staleness/max"] == 2
     assert stats["rollout/staleness/fraction_0"] == pytest.approx(new / (new + old))
@@ -60,7 +60,7 @@ def test_throughput_counts_all_phases_of_the_step() -> None:
 
 
 def test_steps_grow_from_record_to_record_and_nothing_infinite_is_written(config: ExperimentConfig) -> None:
-    logger = StatsLogger(config, total_steps=9, step=0)
+    logger = StatsLogger(config, total_steps=9, step=-1)
     logger.write(0, PolicyVersion(1, 0), {"eval/task_reward/avg": 0.25})
     logger.write(1, PolicyVersion(1, 1), {"loss": 1.0, "broken": float("nan")})
     logger.write(1, PolicyVersion(1, 1), {"loss": 2.0})
@@ -73,7 +73,7 @@ def test_steps_grow_from_record_to_record_and_nothing_infinite_is_written(config
 
 
 def test_a_recovered_run_continues_its_file_where_its_checkpoint_is(config: ExperimentConfig) -> None:
-    first = StatsLogger(config, total_steps=9, step=0)
+    first = StatsLogger(config, total_steps=9, step=-1)
     for step in range(1, 6):
         first.write(step, PolicyVersion(1, step), {"loss": 0.0})
     first.close()
@@ -92,7 +92,7 @@ def test_a_recovered_run_continues_its_file_where_its_checkpoint_is(config: Expe
 
 def test_a_fresh_run_begins_a_new_file(config: ExperimentConfig) -> None:
     for _ in range(2):
-        logger = StatsLogger(config, total_steps=9, step=0)
+        logger = StatsLogger(config, total_steps=9, step=-1)
         logger.write(1, PolicyVersion(1, 1), {})
         logger.close()
     assert len(records(config)) == 1
@@ -106,7 +106,7 @@ def test_a_sink_that_fails_is_named_and_left_out(
             raise OSError("no space left")
 
     monkeypatch.setattr(sinks, "JsonlSink", Full)
-    logger = StatsLogger(config, total_steps=9, step=0)
+    logger = StatsLogger(config, total_steps=9, step=-1)
     logger.write(1, PolicyVersion(1, 1), {"loss": 1.0})
     logger.write(2, PolicyVersion(1, 2), {"loss": 1.0})
     logger.close()
@@ -116,7 +116,7 @@ def test_a_sink_that_fails_is_named_and_left_out(
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     settings = {"cluster": {"fileroot": str(tmp_path)}, "stats_logger": {"tensorboard": {"path": str(tmp_path / "tb")}}}
-    logger = StatsLogger(ExperimentConfig.model_validate(settings), total_steps=9, step=0)
+    logger = StatsLogger(ExperimentConfig.model_validate(settings), total_steps=9, step=-1)
     logger.write(1, PolicyVersion(1, 1), {"ppo_actor/update/actor_loss/avg": 0.5})
     logger.close()
     assert list((tmp_path / "tb").glob("events.out.tfevents.*"))
@@ -163,7 +163,7 @@ def test_wandb_keeps_its_run_offline_where_its_server_is_away(
 ) -> None:
     wandb = {"mode": mode, "wandb_api_key": "secret-key"}
     settings = {"cluster": {"fileroot": str(tmp_path)}, "stats_logger": {"wandb": wandb}}
-    logger = StatsLogger(ExperimentConfig.model_validate(settings), total_steps=9, step=0)
+    logger = StatsLogger(ExperimentConfig.model_validate(settings), total_steps=9, step=-1)
     logger.write(3, PolicyVersion(1, 3), {"loss": 0.5})
     logger.close()
     (run,) = wandb_runs

@@ -22,7 +22,7 @@ class Controller:
         new = [task.task_id for task in tasks if task.task_id not in self.known]
         self.known += new
         self.open |= dict.fromkeys(new)
-        return Submitted(len(new), len(self.open), self.incarnation)
+        return Submitted(len(new), len(self.open), self.incarnation, eta=1)
 
     def take(self, count: int) -> list[str]:
         taken = list(self.open)[:count]
