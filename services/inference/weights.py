@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_safetensors
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headway.errors import InvalidInput, NotFound, Refused
@@ -149,10 +149,12 @@ def _manifest_hashes(folder: Path) -> dict[str, str]:
 
 
 def _read_file(file: Path, sha256: str | None) -> dict[str, torch.Tensor]:
-    content = file.read_bytes()
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+    """The tensors of a file, mapped into memory: published files never change, and are copied into the model only."""
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest() if sha256 is not None else None
+    if found != sha256:
         raise InvalidInput(f"{file} is not the file of its manifest: its sha256 differs")
     try:
-        return parse_safetensors(content)
+        return load_file(file)
     except SafetensorError as error:
         raise InvalidInput(f"{file} is damaged: {error}") from error

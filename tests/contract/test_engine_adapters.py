@@ -28,9 +28,9 @@ def adapters(models: Path) -> dict[str, Path]:
 async def engine(lora_server: tuple[str, str], models: Path) -> AsyncIterator[Engine]:
     kind, url = lora_server
     async with Engine.open(kind, url, models) as engine:
-        yield engine
         for name in await loaded(engine):
             await engine.post("/unload_lora_adapter", lora_name=name)
+        yield engine
 
 
 async def loaded(engine: Engine) -> dict[str, str]:
