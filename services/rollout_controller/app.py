@@ -44,6 +44,7 @@ from services.rollout_controller.records import Settings
 from services.rollout_controller.rollouts import GroupRunner, Records, timed
 from services.rollout_controller.sessions import GroupSessions, SessionLines
 from services.rollout_controller.status import ServerStatus, ServiceStatus, Status, Surroundings
+from services.rollout_controller.versions import VersionBook
 from services.rollout_controller.weight_source import TrainerSource
 from services.rollout_controller.workflows import Workflows
 
@@ -74,7 +75,9 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         if source is not None:
             stack.push_async_callback(source.close)
         fleet = await stack.enter_async_context(Fleet(fleet_options(config), supervisor, waits, source))
-        known = KnownServices(names, fleet, rewards, supervisor)
+        versions = VersionBook(config.paths.weights, fleet.snapshot)
+        await versions.start()
+        known = KnownServices(names, fleet, rewards, supervisor, versions)
         supervisor.start("watch services", known.follow_services())
         supervisor.start("watch versions", known.follow_versions())
         supervisor.start("tell long waits", tell_long_waits(waits))
@@ -92,7 +95,7 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         status = Status(config.run_name, controller, known, time.monotonic())
         path = config.paths.journal / JOURNAL
         live = await stack.enter_async_context(open_live(status, controller, fleet, waits, names, supervisor, path))
-        app = make_http_api(status, controller, access, store, workflows.gateway, live)
+        app = make_http_api(status, controller, access, store, workflows.gateway, live, versions)
         http_port = await stack.enter_async_context(serve_http(cast(Any, app), placement.host, placement.http_port))
         stack.callback(live.feed.close)  # streams end before the server does
         workflows.gateway.serve_at(f"http://{placement.address(http_port)}")
@@ -220,7 +223,10 @@ async def tell_long_waits(waits: Waits) -> None:
 class KnownServices(Surroundings):
     """What name-resolve says of the other services, handed on to whom it concerns."""
 
-    def __init__(self, names: NameClient, fleet: Fleet, rewards: RewardClient, supervisor: Supervisor) -> None:
+    def __init__(
+        self, names: NameClient, fleet: Fleet, rewards: RewardClient, supervisor: Supervisor, versions: VersionBook
+    ) -> None:
+        self._versions = versions
         self._names = names
         self._fleet = fleet
         self._rewards = rewards
@@ -245,7 +251,11 @@ class KnownServices(Surroundings):
         """waits for: a published version     produces: servers that move to it"""
         async for record in self._names.watch_versions():
             self.published_version = record.version.label
-            self._supervisor.start(f"move servers to {record.version.label}", self._fleet.move_to(record.version))
+            await self._versions.add(record)
+            self._supervisor.start(f"move servers to {record.version.label}", self._move(record.version))
+
+    async def _move(self, version: PolicyVersion) -> None:
+        self._versions.moved(await self._fleet.move_to(version))
 
     def _take_snapshot(self, entries: Mapping[str, Entry]) -> None:
         for name in self._entries.keys() - entries.keys():

@@ -21,7 +21,10 @@ from services.rollout_controller.live import Live, live_router
 from services.rollout_controller.metrics import controller_registry
 from services.rollout_controller.openapi import install_openapi
 from services.rollout_controller.problems import install_problems
+from services.rollout_controller.reading import Records, reading_router
 from services.rollout_controller.status import ControllerReport, ControllerStatus, Status
+from services.rollout_controller.task_pages import TaskPages
+from services.rollout_controller.versions import VersionBook
 
 
 def make_http_api(
@@ -31,6 +34,7 @@ def make_http_api(
     store: Store | None = None,
     gateway: Gateway | None = None,
     live: Live | None = None,
+    versions: VersionBook | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The ASGI application.
@@ -39,6 +43,7 @@ def make_http_api(
         access: Who may call it; None: reading is open, control closed.
         store: The trajectories of the run; None: neither they nor the page are served.
         live: What people watch; None: it is not served.
+        versions: What was published; None, or no `live`: versions and tasks are not served.
     """
     app = FastAPI(title="Headway rollout controller", version="1", redoc_url=None)
     app.state.access = access or Access()
@@ -66,6 +71,9 @@ def make_http_api(
     app.include_router(read)
     if live is not None:
         app.include_router(live_router(live), dependencies=[Depends(require_read)])
+    if live is not None and versions is not None:
+        records = Records(lambda: status.status(clock()), versions, TaskPages(lambda: controller.ledger, live.people))
+        app.include_router(reading_router(records), dependencies=[Depends(require_read)])
     if gateway is not None:
         app.include_router(session_router(gateway))
         app.include_router(chat_router(gateway))

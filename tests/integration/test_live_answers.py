@@ -33,6 +33,16 @@ async def test_numbers_timeline_and_evaluations_are_answered_as_the_run_goes_on(
         assert {"engine/0", "controller"} <= {lane["name"] for lane in timeline["lanes"]}
         later = await here.get(f"/v1/timeline?since={timeline['now'] + 60}")
         assert all(span["end"] is None for lane in later["lanes"] for span in lane["spans"])
+        assert [one["version"] for one in (await here.get("/v1/versions"))["versions"]] == ["v1.2", "v1.1", "v1.0"]
+        assert (await here.get("/v1/versions?limit=1"))["next"] == "v1.2"
+        assert (await here.get("/v1/versions/v1.0"))["served_by"] == ["0"]
+        page = await here.get("/v1/tasks?state=consumed&limit=5")
+        assert [task["task_id"] for task in page["tasks"]] == ["0/0", "0/1", "0/2", "0/3", "0/4"]
+        assert (await here.get(f"/v1/tasks?state=consumed&cursor={page['next']}"))["tasks"][0]["task_id"] == "0/5"
+        assert (await here.get("/v1/tasks/0/3"))["state"] == "consumed"
+        assert [server["name"] for server in await here.get("/v1/servers")] == ["0"]
+        assert len(await here.get("/v1/services")) == 3
+        assert isinstance(await here.get("/v1/waits"), list)
         assert await here.get("/v1/evaluations") == {"running": [], "ended": []}
 
 
