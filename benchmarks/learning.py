@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -52,11 +53,19 @@ def compare(model: Path, folder: Path, arguments: argparse.Namespace) -> None:
     for number in range(arguments.rounds):
         for name in competitors:
             run = run_headway if name == "headway" else run_trl
+            before = cpu_seconds()
             took, steps = run(model, folder / f"{name}-{number}", arguments.goal)
             seconds[name].append(took)
-            print(f"{name:8s} {took:7.1f} s to {arguments.goal:g} in {steps} steps", flush=True)
+            text = f"{took:7.1f} s to {arguments.goal:g} in {steps} steps; {cpu_seconds() - before:.0f} s of CPU in all"
+            print(f"{name:8s} {text}", flush=True)
     for name, taken in seconds.items():
         print(f"{name:8s} median {statistics.median(taken):7.1f} s")
+
+
+def cpu_seconds() -> float:
+    """Of all processes that have ended, start and evaluations included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def fine_tuned(output: Path) -> Path:

@@ -130,11 +130,12 @@ class GenerateEndpoint:
     def _output(self, body: GenerateBody, request: Request, progress: Progress) -> dict[str, Any]:
         """One result in SGLang's form."""
         num_tokens, cached = len(progress.output_ids), progress.cached_tokens
+        spans = progress.spans or [(self._engine.label, 0)]  # one that was ended before it ran has none
         meta: dict[str, Any] = {
             "id": request.rid,
             "finish_reason": progress.finish,
             "prompt_tokens": len(request.prompt),
-            "weight_version": progress.spans[-1][0] if progress.spans else self._engine.label,
+            "weight_version": spans[-1][0],
             "num_retractions": progress.num_retractions,
         }
         if body.return_logprob:
@@ -143,7 +144,7 @@ class GenerateEndpoint:
             meta["output_token_logprobs_length"] = num_tokens
         meta |= {"reasoning_tokens": 0, "completion_tokens": num_tokens, "cached_tokens": cached}
         if progress.finish is not None:
-            meta["weight_versions"] = version_spans(progress.spans, num_tokens)
+            meta["weight_versions"] = version_spans(spans, num_tokens)
             meta["e2e_latency"] = time.monotonic() - request.arrived_s
         meta["cached_tokens_details"] = {"device": cached, "host": 0} if cached else None
         meta |= {"dp_rank": None, "response_sent_to_client_ts": time.time()}

@@ -92,6 +92,7 @@ class EngineServer:
         while self.dialect.ends_requests and self._open:
             await self.wait_until_idle(PAUSE_AGAIN_S)
             if self._open:  # a request that was on its way when the others were ended
+                self.num_pauses += 1
                 await self.dialect.pause()
 
     def lose(self, reason: str) -> None:

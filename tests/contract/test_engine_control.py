@@ -174,3 +174,21 @@ async def test_the_engine_answers_while_it_generates(engine: Engine) -> None:
         assert (await engine.get("/health"))[0] == 200
         assert (await engine.get("/ready"))[0] == 200
     assert running.is_running or running.count == 900
+
+
+async def test_a_request_that_never_ran_ends_with_no_tokens_and_leaves_its_batch_alone(engine: Engine) -> None:
+    """More requests in one call than run at once; the last ones are ended while they wait."""
+    rids = [f"batch-{number:03d}" for number in range(80)]
+    events = engine.stream(LONG, input_ids=[PROMPT] * len(rids), rid=rids)
+    ended, has_aborted = {}, False
+    async with asyncio.timeout(60):
+        async for event in events:
+            if not has_aborted:
+                has_aborted = True
+                assert (await engine.post("/abort_request", abort_all=True))[0] == 200
+            if event["meta_info"]["finish_reason"] is not None:
+                ended[event["index"]] = event
+    assert len(ended) == len(rids)
+    never_ran = [event for event in ended.values() if not event["output_ids"]]
+    assert never_ran
+    assert {event["meta_info"]["finish_reason"]["type"] for event in never_ran} == {"abort"}
