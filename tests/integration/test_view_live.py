@@ -44,6 +44,7 @@ async def test_the_dashboard_moves_with_the_run_and_shows_its_samples(tmp_path: 
         await expect(page.get_by_role("img", name="training: 0.250 at step 1")).to_be_visible()
         await expect(page.get_by_role("img", name="engine/0: ")).to_be_visible()
         await expect(page.get_by_role("row", name="0 failed v1.0 1 0")).to_be_visible()  # it takes no new weights
+        await expect(page.get_by_role("row", name="v1.1 ").filter(has_text="0")).to_be_visible()
         await step(here, 1)
         await expect(page.get_by_role("img", name="training: 0.500 at step 2")).to_be_visible()
         await page.get_by_role("link", name="Trajectories").click()

@@ -16,15 +16,15 @@ const main = document.getElementById("main");
 class Run {
   constructor() {
     /** `window`: seconds of the timeline that are asked for. */
-    Object.assign(this, { status: null, timeline: null, history: new History(), evaluations: [], trainerSeconds: [], window: 60 });
+    Object.assign(this, { status: null, timeline: null, history: new History(), evaluations: [], versions: [], trainerSeconds: [], window: 60 });
   }
 
   /** Ask for everything anew; for the status only where it did not come by itself. */
   async refresh(known) {
     const since = Math.max(0, (this.timeline?.now ?? Date.now() / 1000) - this.window);
-    const [status, timeline, evaluations] = await Promise.all([
-      known ?? get("/v1/status"), get(`/v1/timeline?since=${since}`), get("/v1/evaluations"), this.history.refresh()]);
-    Object.assign(this, { status, timeline, evaluations: evaluations.ended });
+    const [status, timeline, evaluations, versions] = await Promise.all([
+      known ?? get("/v1/status"), get(`/v1/timeline?since=${since}`), get("/v1/evaluations"), get("/v1/versions?limit=5"), this.history.refresh()]);
+    Object.assign(this, { status, timeline, evaluations: evaluations.ended, versions: versions.versions });
     const last = status.last_step?.stats ?? {};
     this.trainerSeconds = Object.entries(last).filter(([name]) => name.startsWith("timing/") && name !== NAMES.stepS)
       .map(([name, value]) => [name.slice("timing/".length), value]).sort((a, b) => b[1] - a[1]);

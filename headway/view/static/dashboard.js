@@ -3,12 +3,12 @@
 import { StalenessChart, bars } from "./bars.js";
 import { LineChart, smoothed } from "./charts.js";
 import { h } from "./dom.js";
-import { count, fixed, percent, seconds } from "./format.js";
+import { clock, count, fixed, percent, seconds } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { NAMES, joined } from "./series.js";
 
 const WIDTH_OF_MEAN = 40;
-const LONG_S = 30;
+const LONG_S = 30, VERSIONS = 5;
 const PHASES = { pending_s: "waiting to start", generate_s: "generation", reward_s: "reward", other_s: "rest of the episode", journal_s: "to disk" };
 const CHOICE = "headway-metric";
 
@@ -161,10 +161,18 @@ export class Dashboard {
         h("td", {}, server.served_version ?? "–"), h("td", { class: "number" }, behind ?? "–"),
         h("td", { class: "number" }, server.num_requests), h("td", { class: "muted" }, server.detail));
     });
-    const heads = ["engine", "state", "serves", "behind", "requests", "detail"];
-    this.fleet.replaceChildren(h("table", {}, h("caption", { class: "hidden" }, "Engines and the version that each serves"),
-      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head === "behind" || head === "requests" ? "number" : null }, head)))),
-      h("tbody", {}, rows)));
+    const heads = [["engine"], ["state"], ["serves"], ["behind", "number"], ["requests", "number"], ["detail"]];
+    this.fleet.replaceChildren(plainTable("Engines and the version that each serves", heads, rows), this.#versions());
+  }
+
+  #versions() {
+    const { versions } = this.run;
+    if (!versions.length) return "";
+    const rows = versions.slice(0, VERSIONS).map((one) => h("tr", {}, h("td", {}, one.version), h("td", {}, clock(one.published_at)),
+      h("td", { class: "number" }, one.served_by.length), h("td", { class: "number" }, seconds(one.fleet_update?.total_s)),
+      h("td", { class: "number" }, seconds(one.fleet_update?.pause_s))));
+    const heads = [["version"], ["published"], ["engines", "number"], ["moved in", "number"], ["longest pause", "number"]];
+    return plainTable("The newest versions, and how the fleet was moved to them", heads, rows);
   }
 
   #any() {
@@ -191,6 +199,11 @@ export class Dashboard {
 function panel(size, title, ...content) {
   const [name, ...beside] = [title].flat();
   return h("section", { class: `panel ${size}`, "aria-label": name }, h("h2", {}, h("span", {}, name), ...beside), content);
+}
+
+function plainTable(caption, heads, rows) {
+  return h("table", {}, h("caption", { class: "hidden" }, caption),
+    h("thead", {}, h("tr", {}, heads.map(([head, kind]) => h("th", { scope: "col", class: kind }, head)))), h("tbody", {}, rows));
 }
 
 function figure(name, value, more, kind = "") {
