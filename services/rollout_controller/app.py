@@ -32,6 +32,7 @@ from headway.view.folder import RunFolder
 from headway.view.store import Store
 from headway.workflow.load import load_filter
 from services.rollout_controller.auth import Access
+from services.rollout_controller.control import Control
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.dumps import Dump, FinishedGroup
 from services.rollout_controller.fleet import Fleet, FleetOptions
@@ -91,11 +92,13 @@ async def run(config: ExperimentConfig, placement: Placement) -> AsyncIterator[R
         controller = RolloutController(settings_of(config), journal, fleet, *runners, supervisor, waits)
         await controller.start()
         stack.push_async_callback(controller.close)
+        control = Control(controller, fleet, waits)
+        await control.restore()
         api = ControllerApi(controller, known.versions_in_use)
         status = Status(config.run_name, controller, known, time.monotonic())
         path = config.paths.journal / JOURNAL
         live = await stack.enter_async_context(open_live(status, controller, fleet, waits, names, supervisor, path))
-        app = make_http_api(status, controller, access, store, workflows.gateway, live, versions)
+        app = make_http_api(status, controller, access, store, workflows.gateway, live, versions, control)
         http_port = await stack.enter_async_context(serve_http(cast(Any, app), placement.host, placement.http_port))
         stack.callback(live.feed.close)  # streams end before the server does
         workflows.gateway.serve_at(f"http://{placement.address(http_port)}")
@@ -289,7 +292,7 @@ class KnownServices(Surroundings):
             ServerStatus(
                 name=engine.name,
                 address=engine.address,
-                state=engine.state,
+                state="drained" if engine.is_drained else engine.state,
                 served_version=engine.version,
                 num_requests=engine.requests_running,
                 tokens_in_flight=engine.tokens_in_flight,

@@ -13,7 +13,9 @@ from headway.runtime.metrics import CONTENT_TYPE_LATEST, expose
 from headway.view.page import mount_page
 from headway.view.router import trajectories_router
 from headway.view.store import Store
-from services.rollout_controller.auth import Access, require_read
+from services.rollout_controller.auth import Access, require_control, require_read
+from services.rollout_controller.control import Control
+from services.rollout_controller.control_api import control_router, settings_router
 from services.rollout_controller.controller import RolloutController
 from services.rollout_controller.gateway_chat import chat_router
 from services.rollout_controller.gateway_sessions import session_router
@@ -35,6 +37,7 @@ def make_http_api(
     gateway: Gateway | None = None,
     live: Live | None = None,
     versions: VersionBook | None = None,
+    control: Control | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The ASGI application.
@@ -44,6 +47,7 @@ def make_http_api(
         store: The trajectories of the run; None: neither they nor the page are served.
         live: What people watch; None: it is not served.
         versions: What was published; None, or no `live`: versions and tasks are not served.
+        control: What people may change; None, or no `live`: nothing.
     """
     app = FastAPI(title="Headway rollout controller", version="1", redoc_url=None)
     app.state.access = access or Access()
@@ -74,6 +78,9 @@ def make_http_api(
     if live is not None and versions is not None:
         records = Records(lambda: status.status(clock()), versions, TaskPages(lambda: controller.ledger, live.people))
         app.include_router(reading_router(records), dependencies=[Depends(require_read)])
+    if live is not None and control is not None:
+        app.include_router(settings_router(control, live.trainer), dependencies=[Depends(require_read)])
+        app.include_router(control_router(control, live.trainer, status), dependencies=[Depends(require_control)])
     if gateway is not None:
         app.include_router(session_router(gateway))
         app.include_router(chat_router(gateway))

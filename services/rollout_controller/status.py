@@ -215,6 +215,9 @@ class Status:
             timing=timing_status(controller),
         )
 
+    def servers(self) -> list[ServerStatus]:
+        return self._surroundings.servers()
+
     async def report(self, now: float) -> ControllerReport:
         history = [step_status(record) for record in await self._controller.all_steps()]
         evaluations = [evaluation_status(record) for record in self._controller.evaluations.history]

@@ -426,3 +426,36 @@ async def test_an_evaluation_that_nobody_reads_any_more_stops(world: World) -> N
 def test_a_journal_error_has_a_class_of_its_own() -> None:
     with pytest.raises(JournalBroken):
         JournalStore("/nonexistent/folder/journal.sqlite")
+
+
+@scenario()
+async def test_a_held_run_starts_nothing_whatever_is_served_until_it_is_let_go(world: World) -> None:
+    world.controller.hold(True)
+    await world.controller.submit(rows(0, 1, 2, 3))
+    for step in (1, 2):
+        world.fleet.publish(step)
+        await asyncio.sleep(10)
+        assert world.controller.ledger.counts[TaskState.PENDING] == 4
+    world.controller.hold(False)
+    await asyncio.sleep(10)
+    assert world.controller.ledger.counts[TaskState.READY] == 4
+
+
+@scenario(eta=0, policy=StalenessPolicy.MASK)
+async def test_another_bound_opens_the_budget_at_once_and_closes_it_for_the_next_batch(world: World) -> None:
+    await world.controller.submit(rows(*range(8)))
+    await asyncio.sleep(10)
+    assert world.controller.ledger.counts[TaskState.READY] == BATCH
+    world.controller.change(eta=2, max_concurrent=9)
+    await asyncio.sleep(10)
+    assert world.controller.ledger.counts[TaskState.READY] == 3 * BATCH
+    await world.step(0)
+    assert len(await world.fetch(1)) == BATCH
+    world.controller.change(eta=0, max_concurrent=9)
+    pages = [page async for page in world.controller.groups(1)]
+    masks = [group_from_bytes(group).trajectories[0].loss_mask for page in pages for group in page]
+    assert all(mask.any() for mask in masks), "a batch keeps the bound under which it was handed out"
+    world.fleet.publish(2)
+    await world.controller.commit(1, 1, PolicyVersion(1, 2), {})
+    await world.fetch(2)
+    assert world.controller.ledger.num_discarded[Outcome.STALE] == BATCH
