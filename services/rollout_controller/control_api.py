@@ -78,7 +78,7 @@ def control_router(control: Control, trainer: TrainerLink, status: Status) -> AP
 
 
 def _add_trainer(router: APIRouter, trainer: TrainerLink) -> None:
-    away = responses(400, 503, 504)
+    away = responses(400, 404, 503, 504)
 
     @router.post(
         "/checkpoints",

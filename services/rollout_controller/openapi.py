@@ -45,6 +45,8 @@ def _finish_operation(operation: dict[str, Any], access: Access) -> None:
         answers |= _answer(403, "The call names no loopback host") if access.is_open else MISSING
     elif NEEDS_TOKEN[0] in needs:
         answers |= MISSING | _answer(403, "No token is configured")
+    if "requestBody" in operation:
+        answers |= _answer(400, "The body cannot be read") | answers
     for status, answer in answers.items():
         if status >= "400":
             answer["content"] = {MEDIA_TYPE: {"schema": PROBLEM}}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from headway.core.ledger import TaskState
 from headway.core.trajectory import Outcome
@@ -17,6 +17,9 @@ from services.rollout_controller.views import TaskDetail, TaskPage, VersionDetai
 
 MAX_PAGE = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+LABEL = r"^v[0-9]{1,15}\.[0-9]{1,15}$"
+Version = Annotated[str, Path(pattern=LABEL, description="Its label.", examples=["v1.12"])]
+Before = Annotated[str | None, Query(pattern=LABEL, description="`next` of the page before.", examples=["v1.12"])]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the page before.")]
 
 
@@ -45,12 +48,12 @@ def reading_router(records: Records) -> APIRouter:
     async def get_waits() -> list[WaitStatus]:
         return records.status().waits
 
-    @router.get("/versions", summary="Published versions, newest first", responses=responses(400))
-    async def get_versions(limit: Limit = 50, cursor: Cursor = None) -> VersionPage:
+    @router.get("/versions", summary="Published versions, newest first")
+    async def get_versions(limit: Limit = 50, cursor: Before = None) -> VersionPage:
         return records.versions.page(cursor, limit)
 
-    @router.get("/versions/{version}", summary="One version with its manifest", responses=responses(400, 404))
-    async def get_version(version: str) -> VersionDetail:
+    @router.get("/versions/{version}", summary="One version with its manifest", responses=responses(404))
+    async def get_version(version: Version) -> VersionDetail:
         return records.versions.detail(version)
 
     @router.get("/tasks", summary="Tasks, in the order of their ids")

@@ -111,7 +111,8 @@ class TrainerLink:
         """Ask for a checkpoint at the end of the running step, and wait so long for it; it is written in any case.
 
         Raises:
-            Unavailable: Nobody leads, or it does not train yet.
+            NotFound: Nobody leads.
+            Unavailable: It does not train yet.
         """
         task = asyncio.get_running_loop().create_task(
             self._call("save a checkpoint", lambda stub: stub.Save(pb.SaveRequest(), timeout=SAVE_S))
@@ -128,7 +129,8 @@ class TrainerLink:
         """Begin a held-out evaluation of the published version, beside training.
 
         Raises:
-            Unavailable: Nobody leads, or it does not train yet.
+            NotFound: Nobody leads.
+            Unavailable: It does not train yet.
             InvalidInput: The experiment has no held-out tasks.
         """
         request = pb.StartEvaluationRequest()
@@ -139,7 +141,8 @@ class TrainerLink:
         """End training after the running step.
 
         Raises:
-            Unavailable: Nobody leads, or it does not train yet.
+            NotFound: Nobody leads.
+            Unavailable: It does not train yet.
         """
         request = pb.StopRequest(reason=reason)
         await self._call("stop", lambda stub: stub.Stop(request, timeout=CALL_S))
@@ -183,7 +186,7 @@ class TrainerLink:
         """The leader's stub.
 
         Raises:
-            Unavailable: Nobody leads.
+            NotFound: Nobody leads.
         """
         leader = self._leader
         if self._channel is None or leader is None:
@@ -195,7 +198,7 @@ class TrainerLink:
     async def _find(self) -> Entry:
         candidates = await self.names.list(OFFICE)
         if not candidates:
-            raise Unavailable("no trainer leads: none has started, or the last one has ended")
+            raise NotFound("no trainer leads: none has started, or the last one has ended")
         leader = min(candidates, key=lambda entry: entry.create_revision)
         try:
             return await self.names.get(f"services/{leader.value}")

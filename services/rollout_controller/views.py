@@ -4,12 +4,23 @@ Times called `..._at`, `begin` and `end` are Unix seconds; those called `..._s` 
 `next` where to go on: the value of `cursor` in the next call; null: this was the last page.
 """
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from services.rollout_controller.status import FailureStatus, Model, WaitStatus
 
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
+
+
+MAX_NUMBER = 1_000_000
+FromZero = Annotated[int, Field(ge=0, le=MAX_NUMBER), BeforeValidator(_no_bool)]
+FromOne = Annotated[int, Field(ge=1, le=MAX_NUMBER), BeforeValidator(_no_bool)]
+"""Whole numbers; `true` is none."""
 LaneKind = Literal["engine", "trainer", "evaluation", "wait"]
 
 
@@ -49,9 +60,7 @@ class MoveStatus(Model):
     prepare_s: float = Field(description="Longest preparation of a server; its requests went on.", examples=[1.9])
     pause_s: float = Field(description="Longest time for which no request of a server advanced.", examples=[0.21])
     load_s: float = Field(description="Of the pauses, the longest time in loading and verifying.", examples=[0.18])
-    total_s: float = Field(
-        description="From the news of the version until the last server settled.", examples=[2.3]
-    )
+    total_s: float = Field(description="From the news of the version until the last server settled.", examples=[2.3])
 
 
 class FileStatus(Model):
@@ -192,11 +201,11 @@ class SettingsView(Model):
 class SettingsChange(Model):
     """Those to change; the others stay."""
 
-    max_head_offpolicyness: int | None = Field(
-        default=None, ge=0, le=1_000_000, description="Holds from the next batch on.", examples=[2]
+    max_head_offpolicyness: FromZero | None = Field(
+        default=None, description="Holds from the next batch on.", examples=[2]
     )
-    max_concurrent_rollouts: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="What runs beyond it may end.", examples=[64]
+    max_concurrent_rollouts: FromOne | None = Field(
+        default=None, description="What runs beyond it may end.", examples=[64]
     )
 
 

@@ -129,6 +129,6 @@ async def test_without_a_trainer_what_it_should_do_is_unavailable(tmp_path: Path
     async with world(tmp_path) as here:
         for path in ("/v1/checkpoints", "/v1/evaluations", "/v1/stop"):
             status, problem = await call(here, "POST", path)
-            assert status == 503
+            assert status == 404
             assert "no trainer leads" in problem["detail"]
         assert (await call(here, "GET", "/v1/trainer"))[0] == 404
