@@ -15,6 +15,7 @@ from headway.config import ExperimentConfig
 from headway.config.cluster import SchedulingSpec
 from headway.config.machine import find_etcd
 from headway.launcher.processes import Command
+from headway.launcher.token import VARIABLE, token_file
 
 ETCD_QUOTA_BYTES = 1 << 30
 
@@ -74,6 +75,8 @@ class Launch:
     def _environment(self, name: str, instance: int) -> dict[str, str]:
         environment = {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self._num_threads(name))
+        if name == "rollout-controller" and (path := token_file(self.config.paths.run)) is not None:
+            environment[f"{VARIABLE}_FILE"] = str(path)
         if name == "trainer":  # engines wait until it is over
             ranks = self.config.allocation.training.world_size
             environment["HEADWAY_WARM_START_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))

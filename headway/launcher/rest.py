@@ -2,26 +2,27 @@
 
 import asyncio
 import contextlib
-import os
 import time
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
+from headway.config.secrets import secret
 from headway.errors import TimedOut, Unavailable
+from headway.launcher.token import VARIABLE
 
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.1
 
 
-async def fetch(url: str) -> dict[str, Any]:
-    """A JSON object, asked for with the token of HEADWAY_API_TOKEN where there is one.
+async def fetch(url: str, token: str | None = None) -> dict[str, Any]:
+    """A JSON object, asked for with the given token, or that of HEADWAY_API_TOKEN or HEADWAY_API_TOKEN_FILE, if any.
 
     Raises:
         Unavailable: Nothing answers there, or not with JSON, or the token is not the right one.
     """
-    token = os.environ.get("HEADWAY_API_TOKEN")
+    token = token or secret(None, VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     limit = aiohttp.ClientTimeout(CALL_TIMEOUT_S)
     try:

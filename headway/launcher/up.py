@@ -30,6 +30,7 @@ from headway.launcher.processes import Child, ChildFailed, Command, Processes, p
 from headway.launcher.progress import progress_line, summary_text
 from headway.launcher.report import write_report
 from headway.launcher.rest import answers, fetch
+from headway.launcher.token import api_token, token_file
 from headway.runtime.grpc_client import connect
 from headway.runtime.names import NameClient
 from headway.v1 import trainer_pb2 as pb
@@ -85,6 +86,7 @@ class Session:
         self._running = running
         self._console = console
         self._started_at = started_at
+        self._token = api_token(launch.config.paths.run)
 
     async def run(self) -> dict[str, Any]:
         """Start everything, follow the training to its end; the controller's report."""
@@ -93,6 +95,8 @@ class Session:
         await self._running.guarded(self._all_ready(trainer, [controller, trainer, *others]))
         url = f"http://{self._config.services.host}:{controller.ports['http']}"
         self._console.print(f"  dashboard: {url}/   status: {url}/v1/status   documentation: {url}/docs")
+        if (path := token_file(self._config.paths.run)) is not None:
+            self._console.print(f"  control needs the token in {path}", markup=False)
         return await self._running.guarded(self._follow(url, trainer))
 
     async def _start_foundation(self) -> tuple[Launch, str]:
@@ -157,11 +161,11 @@ class Session:
                 while not ended.done():
                     await asyncio.wait({ended}, timeout=REFRESH_S)
                     with contextlib.suppress(Unavailable):
-                        status = await fetch(f"{url}/v1/status")
+                        status = await fetch(f"{url}/v1/status", self._token)
                         phase, total_steps = await ask()
                         seconds_left = pace.seconds_left(status["num_steps"], total_steps, time.monotonic())
                         line.show(progress_line(status, total_steps, seconds_left, phase))
-        report = await fetch(f"{url}/v1/report")
+        report = await fetch(f"{url}/v1/report", self._token)
         await self._keep_answers(url, report)
         return report
 
@@ -170,7 +174,7 @@ class Session:
         answers = {REPORT: report}
         for path in KEPT:
             with contextlib.suppress(Unavailable):
-                answers[path] = await fetch(f"{url}{path}")
+                answers[path] = await fetch(f"{url}{path}", self._token)
         (self._config.paths.run / ANSWERS).write_bytes(orjson.dumps(answers))
 
     @asynccontextmanager
