@@ -101,7 +101,7 @@ def forecast(config: ExperimentConfig, speeds: Speeds, eta: int, max_concurrent:
 
 
 def _scenario(config: ExperimentConfig, speeds: Speeds) -> Scenario:
-    """In units of `_unit_s` and hundredths of the mean length: long answers take no longer to simulate than short ones."""
+    """In units of `_unit_s` and hundredths of the mean length: long answers are simulated as fast as short ones."""
     unit_s, unit_tokens = _unit_s(speeds), speeds.mean_tokens / MEAN_TOKENS
     longest = min(LONGEST * speeds.mean_tokens, config.gconfig.max_new_tokens)
     return Scenario(

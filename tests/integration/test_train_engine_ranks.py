@@ -64,8 +64,13 @@ def one_step(engine: TrainEngine, num_groups: int = 5) -> dict[str, Any]:
     logp = engine.compute_logp(batch)
     result = engine.ppo_update(batch, keeps_logp=True)
     return {
-        "logp": logp, "kept_logp": result.logp, "prox_logp": result.prox_logp, "stats": result.stats, "applied": result.applied, "weights": engine.full_state_dict(),
-    }  # fmt: skip
+        "logp": logp,
+        "kept_logp": result.logp,
+        "prox_logp": result.prox_logp,
+        "stats": result.stats,
+        "applied": result.applied,
+        "weights": engine.full_state_dict(),
+    }
 
 
 def broken_step(engine: TrainEngine) -> bool:
