@@ -67,7 +67,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, *overrides: str) -> AsyncIterator[World]:
+async def world(folder: Path, *overrides: str, tokens_per_s: float | None = float("inf")) -> AsyncIterator[World]:
     file = folder / "experiment.yaml"
     file.write_text(EXPERIMENT.replace("FILEROOT", str(folder)))
     config = load_experiment(file, overrides)
@@ -78,7 +78,7 @@ async def world(folder: Path, *overrides: str) -> AsyncIterator[World]:
         rewards = await enter(reward.run(config, placement))
         names = await enter(NameClient(placement.name_resolve, config.run_name))
         await names.register("services/reward/0", f"127.0.0.1:{rewards.ports['grpc']}")
-        engine = await enter(ScriptedEngine(label="v1.0", tokens_per_s=float("inf")))
+        engine = await enter(ScriptedEngine(label="v1.0", tokens_per_s=tokens_per_s))
         await names.register("services/inference/0", engine.url, metadata={"engine": "builtin"})
         running = await enter(rollout_controller.run(config, placement))
         address = (await names.get("services/rollout-controller/0")).value
