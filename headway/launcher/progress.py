@@ -21,8 +21,9 @@ def progress_line(status: Json, total_steps: int, seconds_left: float | None, tr
         return f"step 0/{total_steps}  {trainer_phase}"
     stats, done = step["stats"], step["step"] + 1
     parts = [f"step {done}/{total_steps}", f"reward {stats.get('ppo_actor/task_reward/avg', 0.0):.3f}"]
-    if "eval/task_reward/avg" in stats:
-        parts.append(f"held-out {stats['eval/task_reward/avg']:.3f}")
+    evaluation = status.get("last_evaluation")
+    if evaluation is not None and evaluation["reward"] is not None:
+        parts.append(f"held-out {evaluation['reward']:.3f} at step {evaluation['step']}")
     average, largest = stats.get("rollout/staleness/avg", 0.0), stats.get("rollout/staleness/max", 0.0)
     parts += [
         f"staleness avg {average:.2f} max {largest:.0f} bound {status['staleness']['eta']}",

@@ -131,6 +131,16 @@ class TimingStatus(Model):
     journal_s: float = Field(description="From the end until the group was on disk.")
 
 
+class EvaluationStatus(Model):
+    """A whole evaluation, pinned to one version."""
+
+    version: str
+    step: int = Field(description="Completed train steps that made the version.")
+    reward: float | None = Field(description="Mean over samples; null: no sample ended in a reward.")
+    num_samples: int
+    num_failed: dict[str, int] = Field(description="Tasks without a reward, by reason.")
+
+
 class ControllerStatus(Model):
     """Everything a person asks first."""
 
@@ -146,6 +156,7 @@ class ControllerStatus(Model):
     staleness: StalenessStatus
     waits: list[WaitStatus] = Field(description="Oldest first.")
     last_step: StepStatus | None
+    last_evaluation: EvaluationStatus | None = Field(description="The last one that has ended; null: none has.")
     num_steps: int = Field(description="Committed steps.")
     total_steps: int | None = Field(description="Steps of the whole run; null: no step is committed yet.")
     has_ended: bool = Field(description="Whether the last step of the run is committed.")
@@ -155,21 +166,11 @@ class ControllerStatus(Model):
     timing: TimingStatus
 
 
-class EvaluationStatus(Model):
-    """A whole evaluation, pinned to one version."""
-
-    version: str
-    step: int = Field(description="Completed train steps that made the version.")
-    reward: float | None = Field(description="Mean over samples; null: no sample ended in a reward.")
-    num_samples: int
-    num_failed: dict[str, int] = Field(description="Tasks without a reward, by reason.")
-
-
 class ControllerReport(ControllerStatus):
     """The status, and the whole history."""
 
     history: list[StepStatus]
-    evaluations: list[EvaluationStatus] = Field(description="Oldest first, since the start of this process.")
+    evaluations: list[EvaluationStatus] = Field(description="Of the whole run, oldest first.")
 
 
 class Status:
@@ -206,6 +207,9 @@ class Status:
             staleness=staleness_status(controller),
             waits=[wait_status(wait) for wait in controller.waits.snapshot()],
             last_step=step_status(last) if last else None,
+            last_evaluation=evaluation_status(controller.evaluations.history[-1])
+            if controller.evaluations.history
+            else None,
             num_steps=controller.history.num_committed,
             total_steps=total,
             has_ended=total is not None and last is not None and last.made_step >= total,
