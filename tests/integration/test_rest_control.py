@@ -10,7 +10,10 @@ import pytest
 from test_controller_app import World, submit, until, world
 
 from headway.core.version import PolicyVersion
+from headway.errors import InvalidInput
+from headway.runtime.service import Placement
 from headway.v1 import rollout_controller_pb2 as pb
+from services.rollout_controller import app as rollout_controller
 
 TOKEN = "a-token"
 
@@ -56,6 +59,16 @@ async def test_nothing_is_changed_without_the_token(tmp_path: Path) -> None:
                 status, problem = await call(here, method, path, {"max_head_offpolicyness": 3}, wrong)
                 assert (status, problem["title"]) == (401, "Unauthorized"), path
         assert (await here.get("/v1/settings"))["max_head_offpolicyness"] == 1
+
+
+async def test_the_service_is_not_served_beyond_loopback_without_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as here:
+        monkeypatch.delenv("HEADWAY_API_TOKEN")
+        with pytest.raises(InvalidInput, match="set HEADWAY_API_TOKEN"):
+            async with rollout_controller.run(here.config, Placement(host="0.0.0.0")):
+                pass
 
 
 async def test_a_paused_run_starts_nothing_says_so_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
