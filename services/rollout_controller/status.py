@@ -22,19 +22,21 @@ class Model(BaseModel):
 class ServiceStatus(Model):
     """A service, as it is registered in name-resolve."""
 
-    name: str = Field(description="Service and instance, `reward/0`.")
-    address: str = Field(description="Where it is called: `host:port`, or the URL of an engine.")
+    name: str = Field(description="Service and instance.", examples=["reward/0"])
+    address: str = Field(
+        description="Where it is called: `host:port`, or the URL of an engine.", examples=["10.0.0.7:7000"]
+    )
     metadata: dict[str, str] = Field(description="What it says of itself, such as the address of its HTTP API.")
 
 
 class ServerStatus(Model):
     """An inference server, as the controller sees it."""
 
-    name: str = Field(description="Its instance in name-resolve.")
-    address: str = Field(description="URL of its engine.")
-    state: str = Field(description="Whether requests are sent to it, and if not, why.")
-    served_version: str | None = Field(description="The version that it reports, `v1.12`; null: not known.")
-    num_requests: int = Field(description="Requests that it works on for this controller.")
+    name: str = Field(description="Its instance in name-resolve.", examples=["0"])
+    address: str = Field(description="URL of its engine.", examples=["http://10.0.0.8:30000"])
+    state: str = Field(description="Whether requests are sent to it, and if not, why.", examples=["serving"])
+    served_version: str | None = Field(description="The version that it reports; null: not known.", examples=["v1.12"])
+    num_requests: int = Field(description="Requests that it works on for this controller.", examples=[64])
     tokens_in_flight: int = Field(default=0, description="Prompts and budgets of these requests.")
     since_s: float = Field(default=0.0, description="How long it has been in its state.")
     busy_s: float = Field(default=0.0, description="How long it has had a request since it joined.")
@@ -45,10 +47,10 @@ class ServerStatus(Model):
 class FailureStatus(Model):
     """An attempt that came to nothing."""
 
-    task_id: str
-    attempt: int
-    outcome: str
-    message: str
+    task_id: str = Field(examples=["0/17"])
+    attempt: int = Field(examples=[1])
+    outcome: str = Field(examples=["reward_timeout"])
+    message: str = Field(examples=["RewardTimeout: math_verify ran past 15 s"])
 
 
 class TaskStatus(Model):
@@ -92,8 +94,8 @@ class StalenessStatus(Model):
 class WaitStatus(Model):
     """Something that is being waited for."""
 
-    what: str
-    since_s: float
+    what: str = Field(examples=["32 ready groups for step 12"])
+    since_s: float = Field(examples=[1.5])
 
 
 class StepStatus(Model):
@@ -144,9 +146,11 @@ class EvaluationStatus(Model):
 class ControllerStatus(Model):
     """Everything a person asks first."""
 
-    run: str = Field(description="Experiment and trial.")
+    run: str = Field(description="Experiment and trial.", examples=["gsm8k-grpo/trial0"])
     uptime_s: float
-    published_version: str | None = Field(description="Newest version in name-resolve; null: none yet.")
+    published_version: str | None = Field(
+        description="Newest version in name-resolve; null: none yet.", examples=["v1.12"]
+    )
     services: list[ServiceStatus]
     servers: list[ServerStatus]
     tasks: TaskStatus
