@@ -70,7 +70,7 @@ def _openai_client() -> Any:
         from openai import AsyncOpenAI
     except ImportError as error:
         raise InvalidInput(
-            "an agent with the parameter `client` needs the package openai, which is not here"
+            "an agent with the parameter `client` needs the package openai: pip install 'headway[agents]'"
         ) from error
     for name in ("httpx", "httpx2"):  # whichever it uses: a line for each call is too much
         logging.getLogger(name).setLevel(logging.WARNING)
