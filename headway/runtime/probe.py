@@ -5,9 +5,11 @@
 
     exit 0  it serves      exit 1  it does not; one line says what came back
 
-No program beside Python is needed in the image.
+HTTP is asked under the name localhost, as a health check is part of the machine it checks, and with the token of
+HEADWAY_API_TOKEN where there is one. No program beside Python is needed in the image.
 """
 
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -37,8 +39,11 @@ def _probe_grpc(address: str, timeout_s: float) -> str:
 
 def _probe_http(url: str, timeout_s: float) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers={"Host": "localhost"})
+    if token := os.environ.get("HEADWAY_API_TOKEN"):
+        request.add_header("Authorization", f"Bearer {token}")
     try:
-        with opener.open(url, timeout=timeout_s) as answer:
+        with opener.open(request, timeout=timeout_s) as answer:
             return "" if answer.status == 200 else f"HTTP {answer.status}"
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code}"

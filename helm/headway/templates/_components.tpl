@@ -9,11 +9,11 @@ folders of which volumes it sees. All other templates read it.
 name-resolve:
   values: nameResolve
   kind: Deployment
-  ports: {grpc: 7000}
+  ports: {grpc: 7000, http: 8470}
 reward:
   values: reward
   kind: Deployment
-  ports: {grpc: 7000}
+  ports: {grpc: 7000, http: 8470}
   volumes: [cache]
 rollout-controller:
   values: rolloutController
@@ -25,14 +25,14 @@ rollout-controller:
 inference:
   values: inference
   kind: Deployment
-  ports: {grpc: 7000, http: 8000}
+  ports: {grpc: 7000, http: 8000, metrics: 8470}
   volumes: [models, cache, runs, weights]
   weightsReadOnly: true
 trainer:
   values: trainer
   kind: StatefulSet
   headless: true
-  ports: {grpc: 7000, rendezvous: {{ .Values.torchrun.port }}}
+  ports: {grpc: 7000, http: 8470, rendezvous: {{ .Values.torchrun.port }}}
   volumes: [models, cache, runs, weights, checkpoints]
   folders: {checkpoints: [recover, checkpoints, logs, traces]}
 {{- if not .Values.externalEtcd.endpoints }}
@@ -40,7 +40,7 @@ etcd:
   values: etcd
   kind: StatefulSet
   headless: true
-  ports: {client: 2379, peer: 2380}
+  ports: {client: 2379, peer: 2380, metrics: 2381}
 {{- end }}
 {{- end -}}
 

@@ -14,6 +14,7 @@ args:
   - --data-dir=/data/etcd
   - --listen-client-urls=http://0.0.0.0:2379
   - --advertise-client-urls=http://$(NAME).{{ $domain }}:2379
+  - --listen-metrics-urls=http://0.0.0.0:2381
   - --listen-peer-urls=http://0.0.0.0:2380
   - --initial-advertise-peer-urls=http://$(NAME).{{ $domain }}:2380
   - --initial-cluster={{ join "," $peers }}

@@ -101,14 +101,26 @@ topologySpreadConstraints:
 - {name: HEADWAY_CONFIG, value: /headway/configs/experiment.yaml}
 - {name: HEADWAY_INSTANCE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: HEADWAY_ADVERTISE, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-{{- range $name, $port := pick .component.ports "grpc" "http" }}
+{{- range $name, $port := pick .component.ports "grpc" "http" "metrics" }}
 - {name: HEADWAY_{{ upper $name }}_PORT, value: {{ int $port | quote }}}
 {{- end }}
+{{- if eq .name "rollout-controller" }}{{ include "headway.access" .root | nindent 0 }}{{ end }}
 {{- if ne .name "name-resolve" }}
 - {name: HEADWAY_NAME_RESOLVE, value: "{{ include "headway.fullname" .root }}-name-resolve.{{ .root.Release.Namespace }}.svc:7000"}
 {{- else if .root.Values.externalEtcd.passwordSecret.name }}
 - {name: HEADWAY_ETCD_PASSWORD, valueFrom: {secretKeyRef: {{ toJson .root.Values.externalEtcd.passwordSecret }}}}
 {{- end }}
+{{- end -}}
+
+{{/* Who may ask the rollout-controller: services/rollout_controller/auth.py. */}}
+{{- define "headway.access" -}}
+{{- with .Values.api.tokenSecret -}}
+{{- if .name -}}
+- {name: HEADWAY_API_TOKEN, valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}}
+{{- else -}}
+- {name: HEADWAY_API_PUBLISHED_ON, value: 127.0.0.1}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/*
