@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from headway.runtime.grpc_server import serve_grpc
 from headway.runtime.http_server import serve_http
@@ -32,6 +32,20 @@ async def test_an_http_service_serves_when_it_answers_200() -> None:
     async with serve_http(app, "127.0.0.1", 0) as port:
         assert await asyncio.to_thread(probe, f"http://127.0.0.1:{port}/health") == ""
         assert await asyncio.to_thread(probe, f"http://127.0.0.1:{port}/ready") == "HTTP 503"
+
+
+async def test_an_http_service_is_asked_as_localhost_and_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = FastAPI()
+
+    @app.get("/status")
+    async def status(request: Request) -> Response:
+        asked = (request.url.hostname, request.headers.get("Authorization"))
+        return Response(status_code=200 if asked == ("localhost", "Bearer abc") else 401)
+
+    async with serve_http(app, "127.0.0.1", 0) as port:
+        assert await asyncio.to_thread(probe, f"http://127.0.0.1:{port}/status") == "HTTP 401"
+        monkeypatch.setenv("HEADWAY_API_TOKEN", "abc")
+        assert await asyncio.to_thread(probe, f"http://127.0.0.1:{port}/status") == ""
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "http://127.0.0.1:1/health"])
