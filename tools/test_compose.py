@@ -188,7 +188,8 @@ def check_metric_names(stack: Stack) -> None:
     text = (folder / "rules.yml").read_text() + (folder / "grafana/dashboards/headway.json").read_text()
     used = set(re.findall(r"\b(?:headway_[a-z_]+|sglang:[a-z_]+)\b", text))
     exposed = ""
-    for service, port in (("rollout-controller", 8470), ("inference", 8000)):
+    services = ("rollout-controller", "name-resolve", "reward", "inference", "trainer")
+    for service, port in (*((name, 8470) for name in services), ("inference", 8000)):
         ended = stack.compose("exec", "-T", service, "python", "-c", ASK, f"http://127.0.0.1:{port}/metrics")
         exposed += ended.stdout
     missing = {name for name in used if not re.search(rf"^{name}[ {{]", exposed, re.MULTILINE)}
@@ -204,7 +205,6 @@ def test_end() -> None:
         until("the first step", lambda: (running.ask("/v1/status") or {}).get("num_steps"), START_TIMEOUT_S)
         say("first step committed")
         check_published_port(running)
-        check_metric_names(running)
         trainer = running.container("trainer")
         code = docker("wait", trainer)
         require(code == "0", f"the trainer ended with {code}:\n{running.logs('trainer')}")
@@ -265,6 +265,7 @@ def test_faults() -> None:
         running.up()
         wait_for_steps(running, 3, START_TIMEOUT_S)
         say("training")
+        check_metric_names(running)
         for victim in VICTIMS:
             fault(running, victim)
         check_account(running.ask("/v1/report"))
