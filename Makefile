@@ -8,7 +8,7 @@ SOURCES := headway services tests benchmarks examples tools
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart smollm2 test test-unit test-mutations test-sglang test-images test-compose test-helm helm verify fix stubs lock clean
+.PHONY: help setup quickstart smollm2 test test-unit test-mutations test-sglang test-images test-compose test-helm check-compose helm verify fix stubs lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,9 +48,12 @@ test-images: ## Build every image and check it; skipped where no Docker engine i
 test-compose: ## Train with Docker Compose, kill every part in turn; skipped where no Docker engine is reachable
 	$(PYTHON) tools/test_compose.py
 
-test-helm: setup .cache/helm/4/helm ## Check the chart with Helm 3 and 4; installs it where KUBECONFIG names a cluster
+test-helm: setup .cache/helm/4/helm ## Check the chart and install it, with Helm 3 and 4, on a cluster of its own or KUBECONFIG's
 	$(BIN)/pip install --quiet "kubernetes-validate==1.37.0"
-	$(PYTEST) tests/contract/test_helm_*.py
+	$(BIN)/python tools/cluster.py $(PYTEST) tests/contract/test_helm_*.py
+
+check-compose: ## Have Compose read the Compose files; no engine is needed
+	tools/check_compose.sh
 
 helm: setup .cache/helm/4/helm ## Make the chart's schema and rendered examples again
 	$(BIN)/python tools/helm_schema.py
