@@ -90,6 +90,26 @@ def top(
         asyncio.run(show(url.rstrip("/"), Console(highlight=False), once))
 
 
+@app.command()
+def doctor(
+    source: Annotated[str, typer.Argument(help="The controller's address, or the folder of a run.")] = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Name what slows a run down or spoils it, and the key that changes it. Exit code 1: there is a problem."""
+    import json
+
+    from headway.doctor import Severity, diagnose
+    from headway.launcher import doctor as launcher
+
+    evidence = asyncio.run(launcher.evidence_of(source))
+    findings = diagnose(evidence)
+    if as_json:
+        print(json.dumps(launcher.as_json(findings), indent=2))
+    else:
+        launcher.show(evidence, findings, Console(highlight=False, soft_wrap=True))
+    raise typer.Exit(int(any(one.severity is Severity.PROBLEM for one in findings)))
+
+
 def main() -> None:
     """Run the command; a mistake ends in one clear line."""
     try:

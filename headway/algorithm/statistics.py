@@ -99,6 +99,14 @@ def loss_statistics(
     return found
 
 
+def mismatch_statistics(tokens: PolicyTokens, is_fresh: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """How far engine and trainer are apart on tokens that the very weights of this step have made ([m] bool).
+
+    Nothing but precision, kernels and sampling settings can be the reason.
+    """
+    return {"engine_mismatch": ((tokens.prox_logp - tokens.behaviour_logp).abs(), is_fresh)}
+
+
 def approximation_statistics(
     candidates: Mapping[str, Tensor], prox_logp: Tensor, behaviour_logp: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:

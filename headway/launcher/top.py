@@ -50,6 +50,9 @@ class Memory:
         """Take in a status."""
         if status["last_step"] is not None:
             self._learn_step(status["last_step"])
+        evaluated = status.get("last_evaluation")
+        if evaluated is not None and evaluated["reward"] is not None:
+            self.held_out = evaluated["step"], evaluated["reward"]
 
     def _learn_step(self, step: Json) -> None:
         stats = step["stats"]

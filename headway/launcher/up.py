@@ -23,6 +23,7 @@ import headway
 from headway.config import save_resolved
 from headway.config.machine import Status, memory
 from headway.errors import Unavailable
+from headway.launcher.doctor import problems_text
 from headway.launcher.live import LiveLine, Pace, phase_text
 from headway.launcher.plan import Launch, etcd, move_aside
 from headway.launcher.preflight import free_ports, preflight
@@ -74,6 +75,8 @@ async def up(launch: Launch, console: Console) -> dict[str, Any]:
         report = await _until_signal(session.run())
     summary = write_report(report, time.monotonic() - started_at, paths.run)
     console.print(summary_text(summary, paths.run))
+    if problems := problems_text(report):
+        console.print(problems, markup=False, style="yellow")
     return summary
 
 

@@ -94,6 +94,7 @@ class ModelTrainer:
         self._consumed = set(checkpoint.consumed)
         self._lineage: dict[int, Sequence[str]] = {-1: sorted(checkpoint.consumed)}
         self._submitted_to = ""
+        self._committed_at = around.now()
 
     async def run(self) -> None:
         """Train from the checkpoint to the last step."""
@@ -146,9 +147,15 @@ class ModelTrainer:
         async def commit(controller: Controller) -> None:
             if made == step:  # from the moment that the controller hears of it, whether or not the trainer lives on
                 self._around.invariants.forget_batch(step)
-            await controller.commit(step, self.token, version, {"loss": 0.5})
+            await controller.commit(step, self.token, version, self._stats())
 
         await self._around.call(commit)
+
+    def _stats(self) -> dict[str, float]:
+        """As the trainer tells them: where the time since the last commit went."""
+        now = self._around.now()
+        took, self._committed_at = now - self._committed_at, now
+        return {"timing/step": took, "timing/wait_for_batch": max(0.0, took - self._scenario.train_s)}
 
     def _note(self, groups: Groups, is_replay: bool) -> None:
         findings = self._around.invariants.findings

@@ -49,7 +49,14 @@ def batch_stats(batch: FetchedBatch, eta: int) -> Stats:
         "ppo_actor/task_reward/avg": float(np.mean([sample.reward for sample in samples])),
         "ppo_actor/task_reward/std": float(np.std([sample.reward for sample in samples])),
     }
+    if shares := [len({sample.reward for sample in group.trajectories}) == 1 for group in several(batch.groups)]:
+        stats["rollout/equal_groups"] = float(np.mean(shares))
     return stats | _staleness_stats(token_staleness(batch.groups, batch.step), eta) | _sample_metrics(batch.groups)
+
+
+def several(groups: Sequence[Group]) -> list[Group]:
+    """Those of more than one sample, whose rewards can differ."""
+    return [group for group in groups if len(group.trajectories) > 1]
 
 
 def token_staleness(groups: Sequence[Group], step: int) -> NDArray[np.int64]:

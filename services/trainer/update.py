@@ -17,7 +17,12 @@ from headway.algorithm.advantages import old_logp
 from headway.algorithm.batch import SampleBatch
 from headway.algorithm.losses import PolicyTokens, policy_loss
 from headway.algorithm.proximal import approximations, second_moment_mask
-from headway.algorithm.statistics import TokenStatistics, approximation_statistics, loss_statistics
+from headway.algorithm.statistics import (
+    TokenStatistics,
+    approximation_statistics,
+    loss_statistics,
+    mismatch_statistics,
+)
 from headway.config.actor import ActorConfig
 from services.trainer.distributed import Ranks
 from services.trainer.layout import MicroBatch
@@ -71,6 +76,9 @@ class Updater:
             loss_sum += found.loss.detach().sum()
             is_decoupled = self._config.use_decoupled_loss
             numbers = loss_statistics(scored.logp, scored.entropy, tokens, found, is_decoupled=is_decoupled)
+            if is_decoupled and self._config.prox_logp_method != "loglinear":
+                is_fresh = batch.versions[micro_batch.tokens] == version
+                numbers |= mismatch_statistics(tokens, is_fresh.to(self._ranks.device))
             if is_decoupled and self._config.prox_logp_method == "metrics":
                 numbers |= self._approximations(micro_batch, batch, tokens, scored.logp, version)
             statistics.add(numbers)

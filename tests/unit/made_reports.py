@@ -21,7 +21,7 @@ STATS = {
     "rollout/staleness/avg": 1.0,
     "rollout/staleness/max": 2.0,
     "rollout/staleness/fraction_0": 0.3,
-    "timing/wait_for_batch": 0.5,
+    "timing/wait_for_batch": 1.0,
     "timing/update": 4.0,
     "timing/logprob": 1.0,
     "timing/step": 10.0,

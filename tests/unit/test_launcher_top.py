@@ -39,7 +39,7 @@ def test_a_frame_answers_what_a_person_asks() -> None:
         "step 20/40",
         "reward    0.500",
         "held-out  0.750 after step 20",
-        "400 samples/s  50000 tokens/s  waited 5%",
+        "400 samples/s  50000 tokens/s  waited 10%",
         "avg 1.00 max 2 bound 2 (mask)",
         "34 of 48 groups outstanding",
         "the limit is 48",
