@@ -172,7 +172,7 @@ def served_span(name: str, headers: Callable[[], Iterable[tuple[Any, Any]] | Non
     made = _tracer.start_span(name, TraceContextTextMapPropagator().extract(given), trace.SpanKind.SERVER)
     try:
         yield made.set_attribute
-    except Exception as error:
+    except Exception as error:  # whatever the call ends with belongs on its span; it is raised again
         made.record_exception(error)
         made.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
         raise

@@ -90,7 +90,7 @@ class Simulation:
         """
         try:
             return run_virtual(self._run())
-        except Exception as error:
+        except Exception as error:  # whatever breaks a run must be told with the seed that brings it back
             raise Broken(f"seed {self.scenario.seed}: {type(error).__name__}: {error}; {self.scenario}") from error
 
     async def _run(self) -> Findings:
