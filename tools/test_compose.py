@@ -192,7 +192,7 @@ def check_metric_names(stack: Stack) -> None:
     for service, port in (*((name, 8470) for name in services), ("inference", 8000)):
         ended = stack.compose("exec", "-T", service, "python", "-c", ASK, f"http://127.0.0.1:{port}/metrics")
         exposed += ended.stdout
-    missing = {name for name in used if not re.search(rf"^{name}[ {{]", exposed, re.MULTILINE)}
+    missing = {name for name in used if not re.search(rf"^(?:# TYPE )?{name}[ {{]", exposed, re.MULTILINE)}
     require(not missing, f"used by alerts or dashboard, but not exposed: {sorted(missing)}")
     say(f"all {len(used)} metrics of the alerts and the dashboard are exposed")
 
