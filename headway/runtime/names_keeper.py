@@ -9,6 +9,7 @@ Guarantee: `kept_until` counts from before the request was sent, so that the lea
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +83,9 @@ class Keeper:
             first = min(self._leases.values(), key=lambda lease: lease.due_at, default=None)
             if first is not None and first.due_at <= loop.time():
                 return first
-            timeout_s = None if first is None else first.due_at - loop.time()
-            try:
-                await asyncio.wait_for(self._added.wait(), timeout_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if first is None else first.due_at):
+                    await self._added.wait()
 
     async def _keep(self, stream: Any, lease: Lease) -> None:
         sent_at = asyncio.get_running_loop().time()

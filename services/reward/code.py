@@ -161,7 +161,7 @@ def _assertion_results(channel: Channel, suite: Assertions) -> Iterator[bool]:
     space = _namespace(channel, names, "\n".join([suite.setup, *suite.tests]))
     try:
         exec(compiled[0], space)
-    except Exception as error:
+    except Exception as error:  # test code may raise anything; the reply says what
         raise InvalidInput(f"the setup of the tests fails: {type(error).__name__}: {error}") from error
     for test in compiled[1:]:
         try:

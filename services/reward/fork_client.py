@@ -13,6 +13,7 @@ from headway.errors import InvalidInput, TimedOut
 from services.reward.fork_server import MAX_DATAGRAM_BYTES
 
 START_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 5.0
 
 
 class ForkClient:
@@ -54,9 +55,8 @@ class ForkClient:
         )
         theirs.close()
         try:
-            first = await asyncio.wait_for(
-                asyncio.get_running_loop().sock_recv(ours, MAX_DATAGRAM_BYTES), START_TIMEOUT_S
-            )
+            async with asyncio.timeout(START_TIMEOUT_S):
+                first = await asyncio.get_running_loop().sock_recv(ours, MAX_DATAGRAM_BYTES)
         except TimeoutError as error:
             await self.stop()
             raise TimedOut(
@@ -133,7 +133,8 @@ class ForkClient:
         self._close()
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._process.wait(), 5.0)
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

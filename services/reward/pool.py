@@ -142,7 +142,8 @@ class Pool:
         """Take no more items, and wait until the ones taken are answered, at most `limit_s`."""
         self._is_closing = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
 
     def _pump(self) -> None:
         """Give waiting items to free workers. Suspects go first, and alone."""
