@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from headway.doctor.statistics import FRACTION, Statistic
+
 Json = Mapping[str, Any]
 WINDOW = 20
 MIN_STEPS = 5
 """Fewer say nothing yet."""
+MIN_ROLLOUTS = 50
+"""With fewer, 5 % of them are one or two: chance."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Evidence:
     @classmethod
     def of_statistics(cls, records: Iterable[Json], eta: int) -> "Evidence":
         """From the lines of `stats.jsonl`."""
-        history = [{"version": record["version"], "stats": record} for record in records if "timing/step" in record]
+        history = [{"version": record["version"], "stats": record} for record in records if Statistic.STEP in record]
         return cls({"history": history, "staleness": {"eta": eta}})
 
     @cached_property
@@ -51,10 +55,16 @@ class Evidence:
         """Mean over the first steps."""
         return _mean(self.steps[: self._window], name)
 
-    def share(self, phase: str) -> float | None:
-        """Part of the trainer's time that a phase took in the last steps."""
-        part, whole = self.recent(f"timing/{phase}"), self.recent("timing/step")
+    @property
+    def waited(self) -> float | None:
+        """Part of the trainer's time in the last steps in which it waited for its batch."""
+        part, whole = self.recent(Statistic.WAITED), self.recent(Statistic.STEP)
         return None if not whole else (part or 0.0) / whole
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts that have ended, however; 0: not known."""
+        return sum(self.section("num_rollouts").values())
 
     @property
     def eta(self) -> int:
@@ -76,7 +86,7 @@ class Evidence:
     @property
     def bound_share(self) -> float | None:
         """Part of the tokens trained on lately that were exactly as old as the bound allows."""
-        return self.recent(f"rollout/staleness/fraction_{self.eta}")
+        return self.recent(f"{FRACTION}{self.eta}")
 
 
 def _mean(steps: Sequence[Json], name: str) -> float | None:

@@ -1,13 +1,17 @@
-"""The rules: each a function from evidence to a finding, or None. Thresholds stand beside the rule that uses them."""
+"""The rules: each a function from evidence to a finding, or None. Thresholds stand beside the rules that use them.
+
+No rule speaks before there is enough to judge by: `MIN_STEPS` steps, or `MIN_ROLLOUTS` rollouts where these count. What
+is wrong at once, an engine that is out or work that was lost, is said at once.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headway.doctor.evidence import Evidence
+from headway.doctor.evidence import MIN_ROLLOUTS, Evidence
 from headway.doctor.finding import Finding, Severity
+from headway.doctor.statistics import Statistic
 
 Rule = Callable[[Evidence], Finding | None]
-UPDATE = "ppo_actor/update"
 PROBLEM, ADVICE = Severity.PROBLEM, Severity.ADVICE
 
 # ---- who waits for whom
@@ -15,13 +19,24 @@ PROBLEM, ADVICE = Severity.PROBLEM, Severity.ADVICE
 WAITS, WAITS_LONG = 0.2, 0.5
 """Part of the trainer's time that it waits for batches: worth a word, and a problem."""
 NEVER_WAITS = 0.05
+"""Below it, faster engines would save the trainer nothing."""
 MOST = 0.5
-OLDEST, IDLE = 0.7, 0.1
+"""More than all the rest together."""
+OLDEST = 0.7
+"""Part of the tokens at the bound from which it is the bound that engines run against; spread evenly they are fewer."""
+IDLE = 0.1
+"""Engines that stand idle less than this are busy: between a version and the next there is always a gap."""
+REWARD_LARGE = 0.3
+"""Part of a rollout from which its reward is worth speeding up; a rule-based reward takes a few hundredths."""
+UNEQUAL = 0.5
+"""An engine that works less than half as much as the busiest is not just at the end of a queue."""
+SLACK = 1
+"""Steps below the bound that the oldest token may stay without the bound being useless."""
 
 
 def bottleneck(evidence: Evidence) -> Finding | None:
     """The trainer waits for batches: because of rewards, the bound, the concurrency, or the engines themselves."""
-    waited = evidence.share("wait_for_batch")
+    waited = evidence.waited
     if not evidence.is_enough or waited is None or waited < WAITS:
         return None
     numbers = {"part of the trainer's time in which it waits": waited}
@@ -70,7 +85,7 @@ def _bound_too_tight(evidence: Evidence, severity: Severity, numbers: Mapping[st
 
 def trainer_bound(evidence: Evidence) -> Finding | None:
     """The trainer never waits, and engines stand idle."""
-    waited, idle = evidence.share("wait_for_batch"), _idle(evidence)
+    waited, idle = evidence.waited, _idle(evidence)
     if not evidence.is_enough or waited is None or waited > NEVER_WAITS:
         return None
     numbers = {"part of the trainer's time in which it waits": waited}
@@ -88,9 +103,9 @@ def _idle(evidence: Evidence) -> float | None:
 
 def bound_useless(evidence: Evidence) -> Finding | None:
     """The bound allows more than is ever used."""
-    oldest = max((step.get("rollout/staleness/max", 0.0) for step in evidence.steps), default=0.0)
-    waited = evidence.share("wait_for_batch")
-    if not evidence.is_enough or waited is None or waited > WAITS or evidence.eta < 2 or oldest >= evidence.eta - 1:
+    oldest = max((step.get(Statistic.OLDEST, 0.0) for step in evidence.steps), default=0.0)
+    waited = evidence.waited
+    if not evidence.is_enough or waited is None or waited > WAITS or evidence.eta < 2 or oldest >= evidence.eta - SLACK:
         return None
     numbers = {"bound": float(evidence.eta), "oldest token trained on": oldest}
     what = "No token comes near the staleness bound: a lower one costs nothing."
@@ -100,9 +115,11 @@ def bound_useless(evidence: Evidence) -> Finding | None:
 def slow_rewards(evidence: Evidence) -> Finding | None:
     """Rewards take a large part of the rollouts' time."""
     timing = evidence.section("timing")
-    if not timing or not timing["rollout_s"] or timing["reward_s"] < 0.3 * timing["rollout_s"]:
+    if not timing or timing["num_groups"] < MIN_ROLLOUTS or not timing["rollout_s"]:
         return None
     share = timing["reward_s"] / timing["rollout_s"]
+    if share < REWARD_LARGE:
+        return None
     numbers = {"part of a rollout that is its reward": share, "seconds a reward takes": timing["reward_s"]}
     what = "Rewards take a large part of the time of rollouts."
     return Finding("slow-rewards", PROBLEM if share >= MOST else ADVICE, what, numbers, "reward.num_workers", "raise")
@@ -116,7 +133,7 @@ def idle_engine(evidence: Evidence) -> Finding | None:
         what = f"Out of service: {', '.join(out)}."
         numbers = {"engines out of service": float(len(out)), "engines": float(len(evidence.servers))}
         return Finding("engine-out", PROBLEM, what, numbers, "inference.command", "look into the engine's log")
-    if len(shares) < 2 or min(shares.values()) > 0.5 * max(shares.values()):
+    if not evidence.is_enough or len(shares) < 2 or min(shares.values()) > UNEQUAL * max(shares.values()):
         return None
     name = min(shares, key=lambda one: shares[one])
     numbers = {f"busy part of {name}": shares[name], "of the busiest": max(shares.values())}
@@ -127,6 +144,11 @@ def idle_engine(evidence: Evidence) -> Finding | None:
 # ---- what is lost
 
 TOO_MANY = 0.05
+"""Part of the rollouts that may come to nothing; the alert on discards has the same."""
+TOO_MANY_TIMEOUTS = 0.01
+"""A reward has time enough: timeouts are a function that hangs, or too few workers. The alert on them has the same."""
+MASKED = 0.1
+"""Part of the tokens that may be generated for nothing; a restart alone masks some."""
 BY_REASON = {
     "stale": ("rollout.max_concurrent_rollouts", "lower"),
     "cancelled": ("rollout.max_concurrent_rollouts", "lower"),
@@ -141,8 +163,8 @@ BY_REASON = {
 def discards_high(evidence: Evidence) -> Finding | None:
     """Much comes to nothing; what a filter refuses is meant."""
     counts = {r: one["count"] for r, one in evidence.section("discards").items() if r in BY_REASON}
-    ended, lost = sum(evidence.section("num_rollouts").values()), sum(counts.values())
-    if not ended or lost <= TOO_MANY * ended:
+    ended, lost = evidence.num_rollouts, sum(counts.values())
+    if ended < MIN_ROLLOUTS or lost <= TOO_MANY * ended:
         return None
     most = max(counts, key=lambda reason: counts[reason])
     knob, direction = BY_REASON[most]
@@ -150,11 +172,23 @@ def discards_high(evidence: Evidence) -> Finding | None:
     return Finding("discards-high", PROBLEM, f"Rollouts come to nothing, most often: {most}.", numbers, knob, direction)
 
 
+def reward_timeouts(evidence: Evidence) -> Finding | None:
+    """Rewards run out of their time, be it for few rollouts."""
+    ended = evidence.num_rollouts
+    late = evidence.section("num_rollouts").get("reward_timeout", 0)
+    if ended < MIN_ROLLOUTS or late <= TOO_MANY_TIMEOUTS * ended:
+        return None
+    numbers: dict[str, float] = {"part of the rollouts": late / ended, "reward timeouts": late}
+    what = "Rewards run out of time: a reward function hangs on some answers, or there are too few workers."
+    knob, direction = BY_REASON["reward_timeout"]
+    return Finding("reward-timeouts", PROBLEM, what, numbers, knob, direction)
+
+
 def masked_high(evidence: Evidence) -> Finding | None:
     """Many tokens lose their gradient for being too old."""
     tokens = evidence.section("tokens")
     masked, trained = (sum(tokens.get(kind, {}).values()) for kind in ("masked", "gradient"))
-    if not masked or masked <= 0.1 * (masked + trained):
+    if not evidence.is_enough or masked <= MASKED * (masked + trained):
         return None
     numbers = {"part of the tokens without gradient": masked / (masked + trained), "bound": float(evidence.eta)}
     what = "Many tokens are too old when they are trained on, and carry no gradient."
@@ -174,50 +208,67 @@ def not_conserved(evidence: Evidence) -> Finding | None:
 
 # ---- what is learnt
 
+SMALL, FALLS = 0.5, 0.2
+"""Of the effective sample size: half of the batch is for nothing; and a fall that is no noise."""
+APART, FAR_APART = 0.03, 0.1
+"""Nats a token between engine and trainer: more than rounding makes; and a token's weight is off by a tenth."""
+NEARLY_ALL = 0.8
+"""Of the groups: then a step learns from a fifth of what was paid for."""
+SHORTER, LONGER = 0.5, 1.5
+"""Of the first length: what time and memory were planned with no longer holds."""
+CUT = 0.2
+"""Part of the completions that may end at the limit before their rewards are mostly about the limit."""
+COLLAPSED = 0.2
+"""Of the first entropy; a task that is learnt loses half and more."""
+RISE = 0.05
+"""Of the training reward; less is noise of a batch."""
+MIN_EVALUATIONS = 3
+
 
 def sample_size_falling(evidence: Evidence) -> Finding | None:
     """Few tokens count: the policy has moved away from the one that made them."""
-    name = f"{UPDATE}/effective_sample_size"
+    name = Statistic.SAMPLE_SIZE
     early, recent = evidence.early(name), evidence.recent(name)
-    if not evidence.is_enough or early is None or recent is None or (recent >= 0.5 and recent >= early - 0.2):
+    if not evidence.is_enough or early is None or recent is None or (recent >= SMALL and recent >= early - FALLS):
         return None
     numbers = {"effective sample size at first": early, "now": recent}
     what = "The effective sample size is low or falls: samples are too far from the policy that is trained."
-    severity = PROBLEM if recent < 0.5 else ADVICE
+    severity = PROBLEM if recent < SMALL else ADVICE
     return Finding("sample-size-falling", severity, what, numbers, "rollout.max_head_offpolicyness", "lower")
 
 
 def logp_mismatch(evidence: Evidence) -> Finding | None:
     """Engine and trainer disagree on tokens that the very same weights have made."""
-    found = evidence.recent(f"{UPDATE}/engine_mismatch/avg")
-    if found is None or found <= 0.03:
+    found = evidence.recent(Statistic.MISMATCH)
+    if not evidence.is_enough or found is None or found <= APART:
         return None
     numbers = {"mean difference of log-probs, nats a token": found}
     what = "Engine and trainer give different log-probs for the same weights: precision, kernels or sampling settings."
-    return Finding("logp-mismatch", PROBLEM if found > 0.1 else ADVICE, what, numbers, "actor.dtype", "as the engine's")
+    severity = PROBLEM if found > FAR_APART else ADVICE
+    return Finding("logp-mismatch", severity, what, numbers, "actor.dtype", "as the engine's")
 
 
 def equal_groups(evidence: Evidence) -> Finding | None:
     """Groups whose samples all have one reward teach nothing."""
-    share = evidence.recent("rollout/equal_groups")
+    share = evidence.recent(Statistic.EQUAL_GROUPS)
     if not evidence.is_enough or share is None or share < MOST:
         return None
-    reward = evidence.recent("ppo_actor/task_reward/avg") or 0.0
+    reward = evidence.recent(Statistic.REWARD) or 0.0
     numbers = {"part of the groups with one reward": share, "mean reward": reward}
     what = "Most groups have one reward for all samples, and so no advantage: tasks are too easy or too hard."
-    severity = PROBLEM if share >= 0.8 else ADVICE
+    severity = PROBLEM if share >= NEARLY_ALL else ADVICE
     return Finding("equal-groups", severity, what, numbers, "gconfig.n_samples", "raise, or give other tasks")
 
 
 def length_drift(evidence: Evidence) -> Finding | None:
     """Completions become much longer, up to the limit, or much shorter."""
-    name = "ppo_actor/completion_len/avg"
+    name = Statistic.COMPLETION
     early, recent = evidence.early(name), evidence.recent(name)
-    if not evidence.is_enough or not early or recent is None or 0.5 <= recent / early <= 1.5:
+    if not evidence.is_enough or not early or recent is None or SHORTER <= recent / early <= LONGER:
         return None
-    cut = evidence.recent("ppo_actor/no_eos_ratios/avg") or 0.0
+    cut = evidence.recent(Statistic.CUT_OFF) or 0.0
     numbers = {"tokens of a completion at first": early, "now": recent, "part that is cut off": cut}
-    severity = PROBLEM if cut > 0.2 else ADVICE
+    severity = PROBLEM if cut > CUT else ADVICE
     if recent > early:
         what, knob, way = "Completions grow.", "gconfig.max_new_tokens", "raise, or actor.overlong_reward_penalty"
     else:
@@ -227,10 +278,10 @@ def length_drift(evidence: Evidence) -> Finding | None:
 
 def entropy_collapse(evidence: Evidence) -> Finding | None:
     """The policy hardly explores any more."""
-    early, recent = (found(f"{UPDATE}/entropy/avg") for found in (evidence.early, evidence.recent))
-    if not evidence.is_enough or not early or recent is None or recent >= 0.2 * early:
+    early, recent = (found(Statistic.ENTROPY) for found in (evidence.early, evidence.recent))
+    if not evidence.is_enough or not early or recent is None or recent >= COLLAPSED * early:
         return None
-    reward = evidence.recent("ppo_actor/task_reward/avg") or 0.0
+    reward = evidence.recent(Statistic.REWARD) or 0.0
     numbers = {"entropy at first, nats a token": early, "now": recent, "mean reward": reward}
     what = "Entropy has collapsed: samples of a task are hardly different any more."
     return Finding("entropy-collapse", ADVICE, what, numbers, "actor.eps_clip_higher", "raise")
@@ -238,7 +289,7 @@ def entropy_collapse(evidence: Evidence) -> Finding | None:
 
 def skipped_steps(evidence: Evidence) -> Finding | None:
     """Steps had no finite gradient."""
-    skipped = evidence.steps[-1].get("num_skipped_steps", 0.0) if evidence.steps else 0.0
+    skipped = evidence.steps[-1].get(Statistic.SKIPPED, 0.0) if evidence.steps else 0.0
     if not skipped:
         return None
     what = "Steps were skipped: their loss or gradient was not finite."
@@ -248,8 +299,10 @@ def skipped_steps(evidence: Evidence) -> Finding | None:
 def held_out_behind(evidence: Evidence) -> Finding | None:
     """The training reward rises, and the held-out reward does not."""
     rewards = [one["reward"] for one in evidence.report.get("evaluations", ()) if one["reward"] is not None]
-    early, recent = (found("ppo_actor/task_reward/avg") for found in (evidence.early, evidence.recent))
-    if len(rewards) < 3 or early is None or recent is None or recent <= early + 0.05 or rewards[-1] > rewards[0]:
+    early, recent = (found(Statistic.REWARD) for found in (evidence.early, evidence.recent))
+    if not evidence.is_enough or len(rewards) < MIN_EVALUATIONS or early is None or recent is None:
+        return None
+    if recent <= early + RISE or rewards[-1] > rewards[0]:
         return None
     numbers: dict[str, Any] = {"training reward at first": early, "now": recent}
     numbers |= {"held-out reward at first": rewards[0], "held-out reward now": rewards[-1]}
@@ -265,6 +318,7 @@ RULES: tuple[Rule, ...] = (
     slow_rewards,
     idle_engine,
     discards_high,
+    reward_timeouts,
     masked_high,
     sample_size_falling,
     logp_mismatch,

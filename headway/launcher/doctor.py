@@ -14,7 +14,7 @@ from rich.text import Text
 
 from headway.config import load_experiment
 from headway.doctor import Evidence, Finding, Severity, diagnose
-from headway.errors import NotFound
+from headway.errors import InvalidInput, NotFound
 from headway.launcher.rest import fetch
 
 ANSWERS, REPORT = "answers.json", "/v1/report"
@@ -28,10 +28,11 @@ async def evidence_of(source: str) -> Evidence:
 
     Raises:
         Unavailable: Nothing answers at the URL.
+        InvalidInput: What answers is no controller.
         NotFound: The folder is not that of a run.
     """
     if "://" in source:
-        return Evidence(await fetch(f"{source.rstrip('/')}{REPORT}"))
+        return _evidence(await fetch(f"{source.rstrip('/')}{REPORT}"), source)
     return evidence_in(Path(source))
 
 
@@ -40,9 +41,10 @@ def evidence_in(folder: Path) -> Evidence:
 
     Raises:
         NotFound: It is not that of a run.
+        InvalidInput: Its files are damaged.
     """
     if (answers := folder / ANSWERS).is_file():
-        return Evidence(orjson.loads(answers.read_bytes())[REPORT])
+        return _evidence(_read(answers).get(REPORT), str(answers))
     if not (file := folder / "config.yaml").is_file():
         raise NotFound(f"{folder} is neither the URL of a controller nor the folder of a run: it has no config.yaml")
     config = load_experiment(file, [])
@@ -51,6 +53,20 @@ def evidence_in(folder: Path) -> Evidence:
         raise NotFound(f"{statistics} is not there: the run in {folder} has made no step")
     records = [orjson.loads(line) for line in statistics.read_bytes().splitlines() if line.endswith(b"}")]
     return Evidence.of_statistics(records, config.rollout.max_head_offpolicyness)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = orjson.loads(file.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"{file} is damaged: {error}") from error
+    return found
+
+
+def _evidence(report: Any, where: str) -> Evidence:
+    if not isinstance(report, dict) or not {"history", "staleness"} <= report.keys():
+        raise InvalidInput(f"{where} has no report of a rollout-controller")
+    return Evidence(report)
 
 
 def as_json(findings: list[Finding]) -> list[dict[str, Any]]:

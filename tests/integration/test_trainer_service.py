@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headway.core.trajectory import Group
 from headway.core.version import PolicyVersion
+from headway.doctor.statistics import FRACTION, Statistic
 from headway.errors import HeadwayError, InvalidInput
 from headway.runtime.grpc_client import connect
 from headway.testing.scripted_controller import ScriptedController, random_group
@@ -96,6 +97,14 @@ async def test_a_commit_tells_what_people_want_to_know(tmp_path: Path) -> None:
         "timing/step",
     ):
         assert name in stats, name
+
+
+async def test_the_doctor_reads_numbers_that_the_trainer_tells(tmp_path: Path) -> None:
+    async with stage(tmp_path, steps=1) as trial:
+        await train_to_the_end(trial)
+        stats = trial.controller.commits[0].stats
+    assert {name for name in Statistic if name not in stats} == set()
+    assert f"{FRACTION}0" in stats
 
 
 async def test_a_version_is_published_before_its_step_is_committed(tmp_path: Path) -> None:

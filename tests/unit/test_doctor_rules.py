@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from made_reports import SERVER, report, step
 from typer.testing import CliRunner
 
-from headway.cli import app
+from headway.cli import app, main
 from headway.config import ExperimentConfig
 from headway.doctor import RULES, Evidence, Severity, diagnose
 from headway.doctor.rules import BY_REASON
-from headway.errors import NotFound
-from headway.launcher.doctor import evidence_in, problems_text
+from headway.errors import InvalidInput, NotFound, Unavailable
+from headway.launcher.doctor import evidence_in, evidence_of, problems_text
+from headway.runtime.metrics_http import serve_app
 
 UPDATE = "ppo_actor/update"
 WAITING = {"timing/wait_for_batch": 6.0}
@@ -48,6 +50,7 @@ SICK: dict[str, Made] = {
     "engine-out": lambda: report(servers=[{"name": "0", **SERVER}, {"name": "1", **SERVER, "state": "failed"}]),
     "idle-engine": lambda: report(servers=[{"name": "0", **SERVER}, {"name": "1", **SERVER, "busy_s": 3.0}]),
     "discards-high": lambda: report(discards={"reward_timeout": {"count": 40}}),
+    "reward-timeouts": lambda: report(num_rollouts={"reward_timeout": 8}),
     "masked-high": lambda: report(tokens={"masked": {"3": 4000}}),
     "not-conserved": lambda: report(tasks={"is_conserved": False}),
     "sample-size-falling": lambda: drifting(f"{UPDATE}/effective_sample_size", 0.97, 0.3),
@@ -94,6 +97,18 @@ def test_there_is_a_sick_run_for_every_rule() -> None:
 def test_a_rule_says_nothing_where_nothing_is_known(rule: Any) -> None:
     assert rule(Evidence({"history": [], "staleness": {"eta": 1}})) is None
     assert rule(Evidence(report(0, servers=[]))) is None
+
+
+EARLY = {"timing": {"num_groups": 9}, "num_rollouts": {"accepted": 9}}
+AT_ONCE = {"engine-out", "not-conserved", "skipped-steps"}
+"""Wrong from the first moment on, whatever follows."""
+
+
+@pytest.mark.parametrize("code", sorted(set(SICK) - AT_ONCE))
+def test_a_few_steps_and_rollouts_are_too_little_to_judge_by(code: str) -> None:
+    made = SICK[code]() | {"num_rollouts": EARLY["num_rollouts"]}
+    made |= {"timing": made["timing"] | EARLY["timing"], "history": made["history"][:5]}
+    assert code not in codes(made)
 
 
 def test_what_a_filter_refuses_is_no_discard() -> None:
@@ -152,6 +167,51 @@ def test_a_run_that_was_cut_off_is_judged_by_its_statistics(tmp_path: Path) -> N
     records = [{"step": n + 1, "version": f"v1.{n + 1}", **step(n)["stats"], **WAITING} for n in range(20)]
     (logs / "stats.jsonl").write_text("\n".join(map(json.dumps, records)) + '\n{"step": 21, "ver')
     assert [one.code for one in diagnose(evidence_in(tmp_path))] == ["generation-bound"]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"/v1/report": {"run": "a/b"}}'])
+def test_a_damaged_folder_is_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "answers.json").write_text(text)
+    with pytest.raises(InvalidInput, match=r"answers\.json"):
+        evidence_in(tmp_path)
+
+
+def test_a_mistake_is_one_line_and_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["headway", "doctor", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def controller(answer: Any, token: str = "") -> web.Application:
+    """Answers at /v1/report, to those who have the token."""
+
+    async def tell(request: web.Request) -> web.Response:
+        if token and request.headers.get("Authorization") != f"Bearer {token}":
+            return web.Response(status=401)
+        return web.json_response(answer)
+
+    made = web.Application()
+    made.router.add_get("/v1/report", tell)
+    return made
+
+
+async def test_a_running_controller_is_asked_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_app(controller(SICK["equal-groups"](), "secret"), "127.0.0.1", 0) as port:
+        with pytest.raises(Unavailable, match="HEADWAY_API_TOKEN"):
+            await evidence_of(f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("HEADWAY_API_TOKEN", "secret")
+        evidence = await evidence_of(f"http://127.0.0.1:{port}/")
+    assert [one.code for one in diagnose(evidence)] == ["equal-groups"]
+
+
+async def test_what_answers_and_is_no_controller_is_said() -> None:
+    async with serve_app(controller({"hello": 1}), "127.0.0.1", 0) as port:
+        with pytest.raises(InvalidInput, match="no report"):
+            await evidence_of(f"http://127.0.0.1:{port}")
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
