@@ -184,12 +184,12 @@ class NameRecordRepository:
         """
         name = _clean(name)
         try:
-            return self._run(asyncio.wait_for(self._appears(name), timeout), None)
+            return self._run(self._appears(name, timeout), None)
         except TimeoutError:
             raise NameWaitTimeoutError(f"{name} did not appear in {timeout} s") from None
 
-    async def _appears(self, name: str) -> str:
-        async with aclosing(self._client.watch(name)) as events:
+    async def _appears(self, name: str, timeout_s: float | None) -> str:
+        async with asyncio.timeout(timeout_s), aclosing(self._client.watch(name)) as events:
             async for event in events:
                 entries = (
                     event.entries if isinstance(event, Snapshot) else (event.entry,) if isinstance(event, Put) else ()
@@ -224,7 +224,7 @@ class NameRecordRepository:
 
     async def _watch(self, names: set[str], call_back: Callable[[], Any], wait_timeout: float) -> None:
         try:
-            await asyncio.wait_for(asyncio.gather(*(self._appears(name) for name in names)), wait_timeout)
+            await asyncio.gather(*(self._appears(name, wait_timeout) for name in names))
         except TimeoutError:
             log.error("not watched: %s did not all appear in %s s", sorted(names), wait_timeout)
             return
