@@ -26,6 +26,8 @@ OLDEST = 0.7
 """Part of the tokens at the bound from which it is the bound that engines run against; spread evenly they are fewer."""
 IDLE = 0.1
 """Engines that stand idle less than this are busy: between a version and the next there is always a gap."""
+IDLE_MOST = 0.75
+"""A quarter of the engines would do; a balanced run on shared cores has them idle for up to half of the time."""
 REWARD_LARGE = 0.3
 """Part of a rollout from which its reward is worth speeding up; a rule-based reward takes a few hundredths."""
 UNEQUAL = 0.5
@@ -91,7 +93,7 @@ def trainer_bound(evidence: Evidence) -> Finding | None:
     numbers = {"part of the trainer's time in which it waits": waited}
     if idle is not None:
         numbers["part of the engines' time without a request"] = idle
-    severity = PROBLEM if idle is not None and idle >= MOST else ADVICE
+    severity = PROBLEM if idle is not None and idle >= IDLE_MOST else ADVICE
     what = "The trainer is the slower half: batches are always ready for it."
     return Finding("trainer-bound", severity, what, numbers, "allocation_mode", "more trainer ranks, or fewer engines")
 

@@ -125,6 +125,15 @@ def test_engines_that_are_never_idle_make_a_run_generation_bound_whatever_the_bo
     assert "generation-bound" in codes(report(stats=WAITING | {"rollout/staleness/fraction_2": 0.9}, servers=busy))
 
 
+@pytest.mark.parametrize(("busy_s", "severity"), [(90.0, Severity.ADVICE), (40.0, Severity.PROBLEM)])
+def test_a_slower_trainer_is_a_problem_where_a_quarter_of_the_engines_would_do(
+    busy_s: float, severity: Severity
+) -> None:
+    servers = [{"name": "0", **SERVER, "busy_s": busy_s}]
+    (found,) = diagnose(Evidence(report(stats={"timing/wait_for_batch": 0.1}, servers=servers)))
+    assert (found.code, found.severity) == ("trainer-bound", severity)
+
+
 def test_problems_come_first() -> None:
     found = diagnose(Evidence(report(stats={"rollout/equal_groups": 0.6}, tasks={"is_conserved": False})))
     assert [one.severity for one in found] == [Severity.PROBLEM, Severity.ADVICE]
