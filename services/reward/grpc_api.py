@@ -12,7 +12,7 @@ from services.reward.scoring import Scoring
 
 SERVICE = "headway.v1.Reward"
 GATHER_WHEN_MISSING = 8
-GATHER_S = 0.004
+GATHER_S = 0.008
 """While so many results are missing, those of some milliseconds travel together."""
 
 

@@ -7,6 +7,7 @@ import heapq
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import Struct
 
 from headway.v1 import reward_pb2 as pb
 
@@ -14,16 +15,15 @@ MAX_STRIKES = 3
 MAX_CACHED = 65536
 MAX_REMEMBERED = 4096
 NUM_SLOWEST = 10
+LENGTHS = Struct("<6Q")
+STATUS_NAMES = {value: name.removeprefix("SCORE_STATUS_").lower() for name, value in pb.ScoreStatus.items()}
 
 
 def item_key(function: str, item: pb.ScoreItem) -> bytes:
     """Digest of everything that the result of an item depends on."""
-    digest = blake2b(digest_size=16)
     texts = (function.encode(), item.prompt.encode(), item.completion.encode())
-    for part in (*texts, item.prompt_ids, item.completion_ids, item.data_json):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+    parts = (*texts, item.prompt_ids, item.completion_ids, item.data_json)
+    return blake2b(b"".join((LENGTHS.pack(*map(len, parts)), *parts)), digest_size=16).digest()
 
 
 class AnswerCache:
@@ -80,7 +80,7 @@ class Account:
     _slowest: list[tuple[float, str, str]] = field(default_factory=list)
 
     def add(self, function: str, result: pb.ScoreResult) -> None:
-        self.num_by_status[pb.ScoreStatus.Name(result.status).removeprefix("SCORE_STATUS_").lower()] += 1
+        self.num_by_status[STATUS_NAMES[result.status]] += 1
         self.num_cached += result.is_cached
         if result.is_cached or (len(self._slowest) == NUM_SLOWEST and result.elapsed_s <= self._slowest[0][0]):
             return

@@ -36,10 +36,14 @@ WAITING_AFTER_S = 0.006
 CHILDREN_AFTER_S = 0.25
 CHILDREN_TIMES_TYPICAL = 5.0
 LONG_TIMES_USUAL = 5.0
-LONG_S = 0.25
+LONG_S = 0.1
+"""CPU seconds that an item has beside the others before it goes last."""
+LONG_IN_FLOOD_TIMES_USUAL = 2.0
+LONG_IN_FLOOD_S = 0.025
 FLOOD_PER_WORKER = 1
+"""More items that burn than this are a flood: each goes last sooner, or they would take the CPU from the others."""
 YOUNG_ITEMS = 20
-YOUNG_CPU_S = 0.04
+YOUNG_CPU_S = 0.02
 STALLED_AFTER_S = 30.0
 """A worker that holds items and runs none for so long is broken."""
 ASTRAY_AFTER_S = 0.1
@@ -251,7 +255,6 @@ class Pool:
                 self._end(worker)
             else:
                 self._watch_slow(worker, job, elapsed_s)
-        self._stem_flood()
         self._pump()
 
     def _check_stalled(self, worker: WorkerHandle) -> None:
@@ -267,7 +270,7 @@ class Pool:
         queue = self._queues[job.function]
         cpu_s = 0.0 if queue.seal == Seal.OPEN else worker.cpu_of_current_s()
         if worker.is_aside:
-            if worker.burns and cpu_s > max(LONG_S, LONG_TIMES_USUAL * queue.usual_cpu_s):
+            if worker.burns and cpu_s > self._long_s(worker, queue):
                 worker.go_last()
             return
         others_wait = self._queues.num_waiting > 0 or worker.num_open > 1
@@ -279,12 +282,12 @@ class Pool:
             self._push_back(worker.take_back(keep=job))
             self.crew.refill()
 
-    def _stem_flood(self) -> None:
-        """A few items that burn may be honest, and share the CPU. Many go last, or they would take it from others."""
-        burning = [worker for worker in self.crew.aside if worker.burns]
-        if len(burning) > FLOOD_PER_WORKER * self.settings.num_workers:
-            for worker in burning:
-                worker.go_last()
+    def _long_s(self, worker: WorkerHandle, queue: Queue) -> float:
+        """CPU seconds after which an item goes last: a few slow ones may be honest, and share the CPU for a while."""
+        usual_s = _usual_cpu_s(worker, queue)
+        if sum(other.burns for other in self.crew.aside) > FLOOD_PER_WORKER * self.settings.num_workers:
+            return max(LONG_IN_FLOOD_S, LONG_IN_FLOOD_TIMES_USUAL * usual_s)
+        return max(LONG_S, LONG_TIMES_USUAL * usual_s)
 
 
 def _is_young(worker: WorkerHandle) -> bool:

@@ -4,8 +4,8 @@
     guarded    others: files and sockets too; no processes, no signals to others
     open       functions that start processes: what the service may do, but no signals to it and to the fork server
 
-A worker settles for one of them with its first item, for good. What holds for every worker: its own session, a memory
-limit, no core files, death with the fork server.
+A worker settles for one of them with its first item, for good. What holds for every worker: its own process
+group, a memory limit, no core files, death with the fork server.
 """
 
 from collections.abc import Sequence

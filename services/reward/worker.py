@@ -4,6 +4,7 @@ Runs in a forked child. It is blocking on purpose: nothing else has to happen he
 A result that the service has not yet seen is at most FLUSH_AFTER_S old when the next item starts.
 """
 
+import gc
 import os
 import resource
 import signal
@@ -24,6 +25,8 @@ from services.reward.seal import close, seal_of
 from services.reward.wire import CHUNK, STATUS_TO_WIRE, ProgressPage, Result, pack_result, unpack_jobs
 
 FLUSH_AFTER_S = 0.004
+SELDOM = (20_000, 50, 100)
+"""Thresholds of the garbage collector: sympy makes much that is gone at once, and little that hangs together."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,17 @@ def limit_memory(limit_bytes: int) -> None:
 
 
 def become_worker() -> None:
-    """Leave what is the fork server's: its signals, its terminal, its session."""
+    """Leave what is the fork server's: its signals, its output, its process group; and collect garbage seldom.
+
+    The session stays the fork server's, which has no terminal: where Linux shares the CPU out among sessions first
+    (autogroup), priorities count only within one.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    os.setsid()
+    os.setpgid(0, 0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     os.close(nothing)
+    gc.set_threshold(*SELDOM)

@@ -16,8 +16,6 @@ from headway.v1 import reward_pb2 as pb
 from services.reward.queues import Job
 from services.reward.wire import BadFrame, Chunk, ProgressPage, ResultReader, pack_chunk
 
-LOWEST_PRIORITY = 19
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -47,7 +45,7 @@ class WorkerHandle(asyncio.Protocol):
         self.burns = False
         """Its item was put aside because it computes, and not because it waits."""
         self.is_last = False
-        """It runs at the lowest priority, for good."""
+        """It runs when nothing else does, for good."""
         self.is_aside = False
         """Runs one slow item, while another worker has taken its place."""
         self.wait_status: int | None = None
@@ -170,7 +168,7 @@ class WorkerHandle(asyncio.Protocol):
         if not self.is_last:
             self.is_last = True
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self.pid, LOWEST_PRIORITY)
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def close(self) -> None:
         """Forget the worker; killing it is the fork server's."""
