@@ -389,6 +389,14 @@ async def test_without_a_sandbox_code_is_refused_and_never_run(folder: Path, mon
     assert any(missing.startswith("bubblewrap: ") for missing in status.missing_isolation)
 
 
+async def test_workers_share_one_session_so_that_priorities_count_among_them(service: Service) -> None:
+    await service.score(scored("exact", "1", answer="1"))
+    [fork_server] = [pid for pid in children_of(os.getpid()) if b"fork_server" in command_of(pid)]
+    workers = children_of(fork_server)
+    assert workers
+    assert {os.getsid(pid) for pid in workers} == {fork_server}
+
+
 async def test_after_all_attacks_nothing_is_left_behind(service: Service) -> None:
     status = await service.stub.GetRewardStatus(pb.GetRewardStatusRequest())
     assert (status.num_queued, status.num_running, status.num_slow) == (0, 0, 0)
