@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from headway.config import ExperimentConfig
 from headway.core.version import PolicyVersion
 from headway.data import Dataset, Task
-from headway.errors import TimedOut, Unavailable
+from headway.errors import StaleVersion, TimedOut, Unavailable
 from services.trainer.checkpoint import CheckpointStore, TrainerRecord
 from services.trainer.controller_client import ControllerClient
 from services.trainer.phases import Phase, Phases
@@ -163,9 +163,19 @@ class Actions:
             await self._writing
 
     async def _write_checkpoint(self, aside: Path, saving: "Future[None]", record: TrainerRecord) -> Path:
-        """Complete it once all ranks have written; only then may the controller forget what lies before it."""
-        await asyncio.wrap_future(saving)
-        path = await asyncio.to_thread(self._parts.checkpoints.complete, aside, record)
+        """Complete it once all ranks have written; only then may the controller forget what lies before it.
+
+        Raises:
+            StaleVersion: A later leader has removed what was written.
+        """
+        checkpoints = self._parts.checkpoints
+        try:
+            await asyncio.wrap_future(saving)
+            path = await asyncio.to_thread(checkpoints.complete, aside, record)
+        except Exception as error:
+            if checkpoints.is_gone(aside, record.version):
+                raise StaleVersion(f"checkpoint {record.version.label} was removed by a later leader") from error
+            raise
         await self._parts.controller.forget_before(record.version.step)
         return path
 

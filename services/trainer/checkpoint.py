@@ -105,6 +105,10 @@ class CheckpointStore:
         self._remove_old()
         return path
 
+    def is_gone(self, aside: Path, version: PolicyVersion) -> bool:
+        """Whether a checkpoint in the making was removed, as the next leader does with what it finds half-written."""
+        return not aside.exists() and not (self.root / version.label).exists()
+
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint; None where there is none."""
         for version in reversed(self._versions()):
