@@ -12,7 +12,7 @@ from headway.core.version import PolicyVersion
 from headway.errors import HeadwayError, Overloaded, StaleVersion
 from headway.runtime.names import NameClient, Put, Removed, Snapshot
 from headway.runtime.service import Placement
-from headway.testing.etcd import EtcdCluster, EtcdNode, running_etcd
+from headway.testing.etcd import EtcdCluster, EtcdNode, forgets_when_killed, running_etcd
 from services.name_resolve.app import serve
 from services.name_resolve.etcd import EtcdStore, Login, Member
 from services.name_resolve.keys import NAMES
@@ -22,6 +22,7 @@ from services.name_resolve.store import Put as StorePut
 RUN = "exp/trial"
 MANIFEST = "a" * 64
 DEADLINE_S = 100.0
+remembers = pytest.mark.skipif(forgets_when_killed(), reason="etcd 3.5.0 to 3.5.2 lose acknowledged writes when killed")
 
 
 @asynccontextmanager
@@ -154,6 +155,7 @@ async def restart(node: EtcdNode) -> None:
     await asyncio.to_thread(node.wait_ready)
 
 
+@remembers
 async def test_killing_etcd_under_writes_loses_no_acknowledged_name_and_no_event() -> None:
     with running_etcd() as cluster:
         async with serving(cluster.endpoints) as address, under_writes(address) as work:
@@ -189,6 +191,7 @@ async def leader_of(cluster: EtcdCluster) -> EtcdNode:
     raise AssertionError("no node leads")
 
 
+@remembers
 @pytest.mark.slow
 async def test_a_cluster_that_loses_its_leader_goes_on_without_loss() -> None:
     with running_etcd(3) as cluster:

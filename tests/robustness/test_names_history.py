@@ -20,7 +20,7 @@ from headway.runtime.grpc_client import connect
 from headway.runtime.names import NameClient
 from headway.runtime.service import Placement
 from headway.runtime.wire import version_to_wire
-from headway.testing.etcd import EtcdCluster, running_etcd
+from headway.testing.etcd import EtcdCluster, forgets_when_killed, running_etcd
 from headway.testing.histories import LATER_THAN_ALL, Call, explain, register_model
 from headway.v1 import name_resolve_pb2 as pb
 from headway.v1.name_resolve_pb2_grpc import NameResolveStub
@@ -102,11 +102,13 @@ async def world() -> AsyncIterator[World]:
 
 
 async def trouble(there: World, chance: random.Random) -> None:
-    """Freeze etcd, kill it, or replace a replica, again and again."""
+    """Freeze etcd, kill it where it remembers, or replace a replica, again and again."""
     node = there.cluster.nodes[0]
     while True:
         await asyncio.sleep(chance.uniform(0.2, 1.0))
-        what = chance.choice(["freeze", "freeze", "freeze long", "kill", "replica"])
+        what = chance.choice(
+            ["freeze", "freeze", "freeze long", "replica", *([] if forgets_when_killed() else ["kill"])]
+        )
         if what.startswith("freeze"):
             node.freeze()
             try:
