@@ -23,4 +23,4 @@ class InstantFleet:
         return self.served_step or 0
 
     async def agenerate(self, req: object) -> object:
-        raise NotImplementedError(f"nothing generates {req}")
+        raise AssertionError(f"these workflows ask for nothing, and this was asked for: {req}")

@@ -12,7 +12,6 @@ from rich.console import Console
 from headway.config.cli import config_app
 from headway.errors import HeadwayError
 from headway.runtime.names_cli import names_app, versions
-from services.rollout_controller.plan_command import plan
 from services.trainer.sft import sft
 
 app = typer.Typer(
@@ -22,7 +21,6 @@ app.add_typer(config_app, name="config")
 app.add_typer(names_app, name="names")
 app.command()(versions)
 app.command()(sft)
-app.command()(plan)
 EXIT_MISTAKE = 2
 DEFAULT_URL = "http://127.0.0.1:8470"
 
@@ -108,6 +106,25 @@ def doctor(
     else:
         launcher.show(evidence, findings, Console(highlight=False, soft_wrap=True))
     raise typer.Exit(int(any(one.severity is Severity.PROBLEM for one in findings)))
+
+
+@app.command()
+def plan(
+    file: File,
+    tokens_per_s: Annotated[float, typer.Option(help="Generated for one request among all that run.", min=0.001)],
+    mean_tokens: Annotated[float, typer.Option(help="Generated for one sample.", min=1.0)],
+    train_s: Annotated[float, typer.Option(help="Seconds of one train step.", min=0.001)],
+    sigma: Annotated[float, typer.Option(help="Spread of the lengths, log-normal; 0: all equal.", min=0.0)] = 0.8,
+    load_s: Annotated[float, typer.Option(help="Seconds for which engines pause to take a version.", min=0.0)] = 0.0,
+    overrides: Overrides = None,
+) -> None:
+    """Foretell speed and lost tokens for each staleness bound, with the real controller in virtual time."""
+    from headway.config import read_experiment
+    from services.rollout_controller.plan_command import print_plan
+    from services.rollout_controller.planning import Speeds
+
+    config = read_experiment(file, overrides or []).config
+    print_plan(config, Speeds(tokens_per_s, mean_tokens, sigma, train_s, load_s), Console(highlight=False))
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ class Calls:
         began, code = self._clock(), "OK"
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # counted by its code, and raised again
             code = code_of(error)
             raise
         finally:

@@ -134,7 +134,7 @@ def _writing(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
-    except BaseException:
+    except BaseException:  # nothing of it is written, and it is raised again
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")

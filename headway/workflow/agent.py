@@ -127,7 +127,7 @@ class AgentWorkflow(RolloutWorkflow):
         try:
             async with limit:
                 return await self._agent.run(data, access)
-        except Exception as error:
+        except Exception as error:  # a foreign agent raises what it likes; what it failed of is told
             if isinstance(error, TimeoutError) and limit.expired():
                 raise TimedOut(f"the agent took longer than {self._timeout_s:g} s (timeout_s)") from error
             if isinstance(session.failure, PromptTooLong) and session.transcript.turns:

@@ -2,14 +2,11 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from headway.config import ExperimentConfig, read_experiment
+from headway.config import ExperimentConfig
 from services.rollout_controller.planning import Forecast, Speeds, forecast, forecasts
 
 ETAS = (0, 1, 2, 4, 8)
@@ -18,23 +15,16 @@ ENOUGH = 0.97
 """Of the most tokens a second that any bound gives."""
 
 
-def plan(
-    file: Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)],
-    tokens_per_s: Annotated[float, typer.Option(help="Generated for one request among all that run.", min=0.001)],
-    mean_tokens: Annotated[float, typer.Option(help="Generated for one sample.", min=1.0)],
-    train_s: Annotated[float, typer.Option(help="Seconds of one train step.", min=0.001)],
-    sigma: Annotated[float, typer.Option(help="Spread of the lengths, log-normal; 0: all equal.", min=0.0)] = 0.8,
-    load_s: Annotated[float, typer.Option(help="Seconds for which engines pause to take a version.", min=0.0)] = 0.0,
-    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=c, overrides of the file.")] = None,
-) -> None:
-    """Foretell speed and lost tokens for each staleness bound, with the real controller in virtual time."""
-    config = read_experiment(file, overrides or []).config
-    speeds = Speeds(tokens_per_s, mean_tokens, sigma, train_s, load_s)
+def print_plan(config: ExperimentConfig, speeds: Speeds, console: Console) -> None:
+    """Foretell each bound, and other concurrencies; quiet but for the result.
+
+    Raises:
+        InvalidInput: The lengths are longer than the file allows.
+    """
     logging.disable(logging.ERROR)
     by_eta = list(forecasts(config, speeds, sorted({*ETAS, config.rollout.max_head_offpolicyness})))
-    console = Console(highlight=False)
     console.print(_table(config, by_eta, _other_concurrencies(config, speeds)))
-    console.print(advice(config, by_eta, train_s), soft_wrap=True)
+    console.print(advice(config, by_eta, speeds.train_s), soft_wrap=True)
 
 
 def _other_concurrencies(config: ExperimentConfig, speeds: Speeds) -> Iterator[Forecast]:

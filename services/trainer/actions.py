@@ -172,7 +172,7 @@ class Actions:
         try:
             await asyncio.wrap_future(saving)
             path = await asyncio.to_thread(checkpoints.complete, aside, record)
-        except Exception as error:
+        except Exception as error:  # whichever write found its folder gone; it is raised again
             if checkpoints.is_gone(aside, record.version):
                 raise StaleVersion(f"checkpoint {record.version.label} was removed by a later leader") from error
             raise

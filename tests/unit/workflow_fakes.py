@@ -4,33 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.core.trajectory import StopReason
+from headway.testing.scripted_policy import EOS, CharacterTokenizer
 from headway.workflow import ModelRequest, ModelResponse
 
-EOS = 2
 
-
-class CharTokenizer:
-    """Token ids are code points; the end of a message is EOS and a newline, as many chat templates write it."""
-
-    eos_token_id: int | None = EOS
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(character) for character in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(chr(token) for token in token_ids if not (skip_special_tokens and token == EOS))
+class CharTokenizer(CharacterTokenizer):
+    """The same, with a template that can ask for thoughts."""
 
     def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        *,
-        tokenize: bool = True,
-        add_generation_prompt: bool = False,
-        **kwargs: Any,
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **kwargs: Any
     ) -> list[int]:
-        text = "".join(f"<{m['role']}>{m['content']}{chr(EOS)}\n" for m in conversation)
-        thinking = "<think>" if kwargs.get("enable_thinking") else ""
-        return self.encode(text + (f"<assistant>{thinking}" if add_generation_prompt else ""))
+        ids = super().apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, **kwargs)
+        is_asked = add_generation_prompt and kwargs.get("enable_thinking")
+        return ids + self.encode("<think>") if is_asked else ids
 
 
 class ListEngine:
