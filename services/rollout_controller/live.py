@@ -24,7 +24,7 @@ from services.rollout_controller.events import StatusFeed
 from services.rollout_controller.fleet import Fleet
 from services.rollout_controller.people_store import PeopleStore, people_store
 from services.rollout_controller.problems import responses
-from services.rollout_controller.status import Status
+from services.rollout_controller.status import Status, evaluation_status
 from services.rollout_controller.timeline import Recorder, Timeline
 from services.rollout_controller.trainer_link import TrainerLink, trainer_link
 from services.rollout_controller.views import (
@@ -148,11 +148,5 @@ def evaluations_of(evaluations: Evaluations, now: float) -> EvaluationsView:
 
 def _result(record: EvaluationRecord) -> EvaluationResult:
     return EvaluationResult(
-        version=record.version.label,
-        step=record.version.step,
-        reward=record.reward_sum / record.num_samples if record.num_samples else None,
-        num_samples=record.num_samples,
-        num_failed={outcome.value: count for outcome, count in record.num_failed.items()},
-        began_at=record.began_at,
-        ended_at=record.ended_at or record.began_at,
+        **evaluation_status(record).model_dump(), began_at=record.began_at, ended_at=record.ended_at or record.began_at
     )

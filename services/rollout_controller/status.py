@@ -105,7 +105,7 @@ class StepStatus(Model):
     version: str | None = Field(description="The version that it made, `v1.13`; null: not committed.")
     is_skipped: bool = Field(description="It made no version (its gradient was not finite).")
     num_groups: int
-    waited_s: float = Field(description="How long the trainer waited for its batch.")
+    waited_s: float = Field(description="How long its batch was asked for and not ready.")
     tokens_by_staleness: dict[int, int] = Field(description="Gradient-carrying tokens by their staleness in steps.")
     masked_by_staleness: dict[int, int] = Field(description="Tokens that lost their gradient, by their staleness.")
     committed_at: float | None = Field(description="Unix seconds.")
@@ -136,10 +136,10 @@ class TimingStatus(Model):
 class EvaluationStatus(Model):
     """A whole evaluation, pinned to one version."""
 
-    version: str
-    step: int = Field(description="Completed train steps that made the version.")
-    reward: float | None = Field(description="Mean over samples; null: no sample ended in a reward.")
-    num_samples: int
+    version: str = Field(examples=["v1.10"])
+    step: int = Field(description="Completed train steps that made the version.", examples=[10])
+    reward: float | None = Field(description="Mean over samples; null: no sample ended in a reward.", examples=[0.5])
+    num_samples: int = Field(examples=[64])
     num_failed: dict[str, int] = Field(description="Tasks without a reward, by reason.")
 
 

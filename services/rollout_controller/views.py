@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from services.rollout_controller.status import FailureStatus, Model, WaitStatus
+from services.rollout_controller.status import EvaluationStatus, FailureStatus, Model, WaitStatus
 
 
 def _no_bool(value: Any) -> Any:
@@ -158,14 +158,9 @@ class EvaluationRun(Model):
     since_s: float
 
 
-class EvaluationResult(Model):
-    """A whole evaluation, pinned to one version."""
+class EvaluationResult(EvaluationStatus):
+    """The same, with its times."""
 
-    version: str = Field(examples=["v1.10"])
-    step: int = Field(examples=[10])
-    reward: float | None = Field(description="Mean over samples; null: no sample ended in a reward.", examples=[0.5])
-    num_samples: int = Field(examples=[64])
-    num_failed: dict[str, int] = Field(description="Tasks without a reward, by reason.")
     began_at: float
     ended_at: float
 
